@@ -1,0 +1,8 @@
+"""Targets, drafts, their checkpoint formats and the key-value cache with rows of their own lengths."""
+
+from model_loaders.draft_checkpoint import load_draft, save_draft
+from model_loaders.errors import CheckpointError
+from model_loaders.kv_cache import RowCache
+from model_loaders.target import Target, load_target
+
+__all__ = ["CheckpointError", "RowCache", "Target", "load_draft", "load_target", "save_draft"]

@@ -1,0 +1,21 @@
+"""Batch generation with the exact distribution behind every token. Start at `pipeline.pipeline`."""
+
+from pipeline.contract import Capabilities
+from pipeline.errors import InvalidRequest
+from pipeline.params import SamplingParams
+from pipeline.pipeline import SpeculativePipeline
+from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
+from pipeline.rollouts import Rollouts
+from pipeline.version import __version__
+
+__all__ = [
+    "Capabilities",
+    "InvalidRequest",
+    "Rollout",
+    "Rollouts",
+    "SamplingMask",
+    "SamplingParams",
+    "SpeculativePipeline",
+    "TopLogprobs",
+    "__version__",
+]

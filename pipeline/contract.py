@@ -1,0 +1,153 @@
+"""Which requests can be served exactly, and which are refused, with the reason.
+
+A mask is only worth having when every committed token really is a sample of the recorded distribution. What breaks
+that is refused here, before the request starts:
+
+- a speculative method that doesn't declare that its drafts are chosen without seeing the verification's coins;
+- min_p together with a mask and a speculative method;
+- acceptance thresholds other than 1.0, simulated acceptance, or a verify stage that doesn't keep the law;
+- unbounded top_k, unless the pipeline was built with ``allow_unbounded_support=True``;
+- a sampled request, masked or not, on a pair that can only verify greedily.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidRequest
+from pipeline.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the loaded pair and the pipeline's options can do.
+
+    Attributes:
+        method: The draft's method, "dflash" for one; None: ordinary decoding.
+        block_size: Rows of a verify block (anchor and drafts); 1 for ordinary decoding.
+        sampling_verify_available: Whether sampled requests can be verified exactly; if not, only greedy ones are
+            served.
+        mask_contract: Whether the method declares what exact capture needs: drafts chosen without seeing the
+            verification's coins.
+        law_preserved: Whether the verify stage in place keeps the target's law at thresholds of 1.0.
+        threshold_single, threshold_acc: The acceptance thresholds; 1.0 is exact.
+        filter_order: "top_k_first" or "joint".
+        max_support: The cap on a captured support.
+        allow_unbounded_support: Whether masks without a finite top_k are served.
+        max_length: Tokens of prompt and output together.
+        vocab_size: The width of the logits.
+        has_tokenizer: Whether text can be encoded, decoded and searched.
+    """
+
+    method: str | None
+    block_size: int
+    sampling_verify_available: bool
+    mask_contract: bool
+    law_preserved: bool
+    threshold_single: float
+    threshold_acc: float
+    filter_order: str
+    max_support: int
+    allow_unbounded_support: bool
+    max_length: int
+    vocab_size: int
+    has_tokenizer: bool
+
+    @property
+    def masks_available(self) -> bool:
+        """Whether any request can have a mask."""
+        return self.mask_contract and self.law_preserved and self.threshold_single == self.threshold_acc == 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for provenance."""
+        return asdict(self)
+
+
+def check_request(prompt_ids: np.ndarray, params: SamplingParams, can: Capabilities) -> None:
+    """Refuse what can't be served exactly as asked.
+
+    Args:
+        prompt_ids: int [n].
+        params: Validated in themselves; here they meet the loaded pair.
+        can: The pipeline's capabilities.
+
+    Raises:
+        InvalidRequest: Why not, and what to do.
+    """
+    _check_prompt(prompt_ids, can)
+    _check_ids(params, can)
+    if params.stop and not can.has_tokenizer:
+        raise InvalidRequest(
+            f"stop={params.stop!r}, expected no stop strings: the target has no tokenizer; use stop_token_ids"
+        )
+    if not params.greedy and not can.sampling_verify_available:
+        raise InvalidRequest(
+            f"temperature={params.temperature!r}, expected 0: the draft method {can.method!r} can only be verified "
+            "greedily; use temperature=0, another draft, or draft=None"
+        )
+    if params.return_sampling_mask:
+        _check_mask(params, can)
+
+
+def check_thresholds(single: float, acc: float) -> None:
+    """Refuse acceptance thresholds out of range.
+
+    Raises:
+        InvalidRequest: A threshold outside (0, 1].
+    """
+    for name, value in (("single", single), ("acc", acc)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+            raise InvalidRequest(f"{name}={value!r}, expected a number above 0 and at most 1 (1: exact)")
+
+
+def _check_prompt(prompt_ids: np.ndarray, can: Capabilities) -> None:
+    if len(prompt_ids) == 0:
+        raise InvalidRequest("prompt=[], expected at least one token")
+    outside = prompt_ids[(prompt_ids < 0) | (prompt_ids >= can.vocab_size)]
+    if len(outside):
+        raise InvalidRequest(f"prompt token={outside[0]}, expected ids in [0, {can.vocab_size})")
+    if len(prompt_ids) >= can.max_length:
+        raise InvalidRequest(
+            f"prompt length={len(prompt_ids)}, expected less than max_length={can.max_length}; shorten the prompt or "
+            "build the pipeline with a larger max_length"
+        )
+
+
+def _check_ids(params: SamplingParams, can: Capabilities) -> None:
+    for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+        for token in ids:
+            if token >= can.vocab_size:
+                raise InvalidRequest(f"{name} token={token}, expected ids in [0, {can.vocab_size})")
+    if params.top_logprobs > can.vocab_size:
+        raise InvalidRequest(f"top_logprobs={params.top_logprobs}, expected at most the vocabulary, {can.vocab_size}")
+
+
+def _check_mask(params: SamplingParams, can: Capabilities) -> None:
+    asked = "return_sampling_mask=True"
+    if not can.mask_contract:
+        raise InvalidRequest(
+            f"{asked}, expected False: the draft method {can.method!r} doesn't implement the sampling-mask contract; "
+            "use a draft that does, or draft=None"
+        )
+    if not can.law_preserved:
+        raise InvalidRequest(
+            f"{asked}, expected False: the verify stage simulates acceptance or doesn't keep the target's law; put the "
+            "library's own verify stage back"
+        )
+    if can.threshold_single != 1.0 or can.threshold_acc != 1.0:
+        raise InvalidRequest(
+            f"{asked}, expected False while the acceptance thresholds are single={can.threshold_single} and "
+            f"acc={can.threshold_acc}: only 1.0 is exact; call set_accept_thresholds(1.0, 1.0)"
+        )
+    if params.min_p > 0 and can.method is not None:
+        raise InvalidRequest(
+            f"min_p={params.min_p}, expected 0 for a mask under speculative decoding; drop min_p or use draft=None"
+        )
+    if params.top_k is None and not params.greedy and not can.allow_unbounded_support:
+        raise InvalidRequest(
+            f"top_k=None, expected a finite top_k for a mask; set one, or build the pipeline with "
+            f"allow_unbounded_support=True (then bounded by max_support={can.max_support})"
+        )

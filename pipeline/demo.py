@@ -1,0 +1,94 @@
+"""``python -m pipeline.demo``: the demo pair, ordinary and speculative, with masks; prints a table, writes rollouts."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import Rollouts, SamplingParams, SpeculativePipeline
+
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "A baker sells 12 loaves an hour. How many does he sell in 7 hours? Think step by step.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Explain in three sentences why the sky is blue.",
+    "Give me a short recipe for pancakes.",
+    "Write a polite e-mail asking to move a meeting to Thursday.",
+    "What is the difference between a list and a tuple in Python?",
+    "If x + 3 = 10, what is 2x? Show your work.",
+)
+
+
+def main() -> None:
+    """Parse the options, run both arms on the same prompts and seeds, print and write."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--target", default="demo")
+    parser.add_argument("--draft", default="demo")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--max-batch", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=Path("demo-output"))
+    options = parser.parse_args()
+
+    prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    policies = {
+        "greedy": SamplingParams(temperature=0, max_new_tokens=options.max_new_tokens, return_sampling_mask=True),
+        "sampled": SamplingParams(
+            temperature=0.8,
+            top_k=64,
+            top_p=0.95,
+            seed=0,
+            max_new_tokens=options.max_new_tokens,
+            return_sampling_mask=True,
+            sampling_logprobs="support",
+        ),
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for method, draft in (("ordinary", None), ("speculative", options.draft)):
+        pipe = SpeculativePipeline.from_pretrained(
+            options.target, draft, device=options.device, max_batch=options.max_batch, max_length=2048
+        )
+        name = pipe.capabilities.method or method
+        pipe.generate(prompts[:1], SamplingParams(max_new_tokens=8, top_k=64, top_p=0.95, return_sampling_mask=True))
+        for policy, params in policies.items():
+            print(f"{name}, {policy}:")
+            started = time.perf_counter()
+            rollouts = pipe.generate(prompts, params, progress=True)
+            seconds = time.perf_counter() - started
+            path = rollouts.to_parquet(options.output / f"{name}-{policy}.parquet")
+            lines.append((name, policy, *_figures(rollouts, seconds), str(path)))
+    print(f"\n{QUESTIONS[0]}\n{rollouts[0].text}\n")
+    _print_table(
+        ("method", "policy", "tokens", "tokens/s", "tokens/round", "mean support", "largest", "masks", "written to"),
+        lines,
+    )
+
+
+def _figures(rollouts: Rollouts, seconds: float) -> tuple[str, ...]:
+    tokens = sum(len(r.token_ids) for r in rollouts)
+    # The first token of a rollout comes from its prefill, not from a round.
+    rounds = sum(r.num_rounds - 1 for r in rollouts)
+    masks = [r.sampling_mask for r in rollouts if r.sampling_mask is not None]
+    sizes = np.concatenate([mask.sizes for mask in masks])
+    return (
+        str(tokens),
+        f"{tokens / seconds:.1f}",
+        f"{(tokens - len(rollouts)) / max(rounds, 1):.2f}",
+        f"{sizes.mean():.1f}",
+        str(sizes.max()),
+        f"{len(sizes)} of {tokens}",
+    )
+
+
+def _print_table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[i]) for row in (head, *lines)) for i in range(len(head))]
+    for row in (head, *lines):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""How one request is sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from gpu import GREEDY_TEMPERATURE
+from pipeline.errors import InvalidRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """The sampling policy of one request, its limits, and what is recorded of it.
+
+    The policy of a token is: the model's logits, then penalties (`repetition_penalty` over prompt and output;
+    `presence_penalty` and `frequency_penalty` over the output), then `logit_bias`, then `logits_processors` in
+    order, then the ban on ending tokens before `min_new_tokens`; divided by `temperature`; filtered by `top_k`,
+    `top_p` and `min_p`; renormalised. Each is applied to a verify row with that row's own prefix, the drafts before
+    it included.
+
+    Attributes:
+        temperature: At least 0; below 1e-5 the request is greedy.
+        top_k: Keep tokens with fewer than `top_k` others above them, so ties at the cutoff are all kept.
+            None: unbounded. 1: greedy.
+        top_p: In (0, 1]. Keep the most probable tokens up to the one that crosses `top_p`; 1 is the identity.
+        min_p: In [0, 1). Keep tokens at least `min_p` times as probable as the most probable one.
+        repetition_penalty: Above 0; 1 is neutral. Divides positive and multiplies negative logits of seen tokens.
+        presence_penalty: Subtracted once from every token of the output so far.
+        frequency_penalty: Subtracted once an occurrence in the output so far.
+        logit_bias: Token id to a number added to its logit; -inf bans a token.
+        logits_processors: Callables of transformers' protocol: ``f(input_ids [1, n] int64, scores [1, vocabulary]
+            float32) -> scores``, called for every verify row.
+        grammar: Not built yet; must be None.
+        max_new_tokens: The limit of the output, at least 1.
+        min_new_tokens: No EOS or stop token before so many tokens, and stop strings are not looked for.
+        stop: Strings that end the output; the text is cut before them.
+        stop_token_ids: Ids that end the output with reason "stop".
+        ignore_eos: Go on past the model's end of sequence.
+        seed: 64-bit; None draws one, which the rollout records. The result depends on it and on nothing else in
+            the batch.
+        n: Samples of the prompt; they share one prefill, and sample i has a seed derived from `seed` and i.
+        return_logprobs: Hand out the log-probability of every token under the policy it was drawn from.
+        top_logprobs: So many of the policy's largest log-probabilities a token (0: none).
+        return_sampling_mask: Record the support of every token's policy.
+        sampling_logprobs: With a mask: "selected" records a log-probability a token, "support" one for every
+            token of every support.
+
+    Raises:
+        InvalidRequest: A value out of range, by name.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    logits_processors: Sequence[Any] = ()
+    grammar: None = None
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    return_logprobs: bool = True
+    top_logprobs: int = 0
+    return_sampling_mask: bool = False
+    sampling_logprobs: Literal["selected", "support"] = "selected"
+
+    def __post_init__(self) -> None:
+        self._real("temperature", "a finite number of at least 0", lambda x: x >= 0)
+        if self.top_k is not None:
+            self._integer("top_k", "an integer of at least 1, or None for no bound", 1)
+        self._real("top_p", "a number above 0 and at most 1", lambda x: 0 < x <= 1)
+        self._real("min_p", "a number of at least 0 and below 1", lambda x: 0 <= x < 1)
+        self._real("repetition_penalty", "a finite number above 0 (1: neutral)", lambda x: x > 0)
+        self._real("presence_penalty", "a finite number", lambda x: True)
+        self._real("frequency_penalty", "a finite number", lambda x: True)
+        self._check_bias()
+        if isinstance(self.logits_processors, str) or not isinstance(self.logits_processors, Sequence):
+            self._refuse("logits_processors", "a sequence of callables (input_ids, scores) -> scores")
+        for processor in self.logits_processors:
+            if not callable(processor):
+                self._refuse("logits_processors", "a sequence of callables (input_ids, scores) -> scores")
+        if self.grammar is not None:
+            self._refuse("grammar", "None: constrained decoding isn't available in this version")
+        self._integer("max_new_tokens", "an integer of at least 1", 1)
+        self._integer("min_new_tokens", "an integer of at least 0", 0)
+        if self.min_new_tokens > self.max_new_tokens:
+            self._refuse("min_new_tokens", f"at most max_new_tokens={self.max_new_tokens}")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
+            self._refuse("stop", "a non-empty string or a sequence of non-empty strings")
+        object.__setattr__(self, "stop", tuple(stop))
+        ids = self.stop_token_ids
+        if not isinstance(ids, (Sequence, Set)) or not all(_is_integer(i) and i >= 0 for i in ids):
+            self._refuse("stop_token_ids", "a sequence of token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(int(i) for i in self.stop_token_ids))
+        if self.seed is not None and not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
+            self._refuse("seed", "an integer in [0, 2**64), or None to draw one")
+        if self.seed is not None:
+            object.__setattr__(self, "seed", int(self.seed))
+        self._integer("n", "an integer of at least 1", 1)
+        self._integer("top_logprobs", "an integer of at least 0", 0)
+        for name in ("ignore_eos", "return_logprobs", "return_sampling_mask"):
+            if not isinstance(getattr(self, name), bool):
+                self._refuse(name, "True or False")
+        if self.sampling_logprobs not in ("selected", "support"):
+            self._refuse("sampling_logprobs", '"selected" or "support"')
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the argmax."""
+        return bool(np.float32(self.temperature) < GREEDY_TEMPERATURE) or self.top_k == 1
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the logits are changed before sampling, the ban on early endings aside."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.logits_processors
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values as JSON can hold them; a processor becomes its `repr`, for a reader, not for a re-run."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["logits_processors"] = [repr(processor) for processor in self.logits_processors]
+        values["stop"], values["stop_token_ids"] = list(self.stop), list(self.stop_token_ids)
+        if self.logit_bias is not None:
+            values["logit_bias"] = {str(token): float(bias) for token, bias in self.logit_bias.items()}
+        return values
+
+    def _refuse(self, name: str, expected: str) -> None:
+        raise InvalidRequest(f"{name}={getattr(self, name)!r}, expected {expected}")
+
+    def _real(self, name: str, expected: str, holds) -> None:
+        # The kernels take float32: what is out of range there is refused here.
+        value = _float32(getattr(self, name))
+        if value is None or not math.isfinite(value) or not holds(value):
+            self._refuse(name, expected)
+        object.__setattr__(self, name, float(getattr(self, name)))
+
+    def _integer(self, name: str, expected: str, least: int) -> None:
+        value = getattr(self, name)
+        if not _is_integer(value) or value < least:
+            self._refuse(name, expected)
+        object.__setattr__(self, name, int(value))
+
+    def _check_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        expected = "a mapping of token ids to numbers below +inf"
+        if not isinstance(self.logit_bias, Mapping):
+            self._refuse("logit_bias", expected)
+        for token, bias in self.logit_bias.items():
+            value = _float32(bias)
+            if not _is_integer(token) or token < 0 or value is None or not value < math.inf:
+                self._refuse("logit_bias", expected)
+
+
+def _float32(value: Any) -> float | None:
+    """The value in the kernels' precision; None if it isn't a number."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.floating, np.integer)):
+        return None
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def _is_integer(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)

@@ -1,0 +1,324 @@
+"""The pipeline: ten stages from prompts to rollouts.
+
+A round (`SpeculativePipeline.step`) runs these, each a small object in `pipeline.stages` that takes and returns a
+record of `pipeline.records`:
+
+    1  admit     waiting requests get free slots
+    2  prefill   their prompts go through the target, once a prompt       -> a block of one row a request
+    3  draft     the draft proposes tokens after every anchor
+    4  forward   the target runs over anchor and drafts                   -> a block of `block_size` rows
+    5  adjust    penalties, bias and processors, each row with its own prefix
+    6  verify    every row's policy, the accepted drafts, the next token
+    7  capture   supports and log-probabilities of committed rows, where asked for
+    8  commit    requests move on in cache and random stream
+    9  pack      the block's arrays are taken apart by request
+    10 finish    ends are found, everything is cut there, slots are freed -> rollouts
+
+The block of a prefill and the block of a round both go through 5 to 10: the first token is verified and recorded like
+any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+import gpu
+from model_loaders import load_draft, load_target
+from pipeline import stages as library
+from pipeline.contract import Capabilities, check_request, check_thresholds
+from pipeline.errors import InvalidRequest
+from pipeline.params import SamplingParams
+from pipeline.prompts import Prompted, token_ids_of
+from pipeline.provenance import describe
+from pipeline.records import Block, Round, Settled
+from pipeline.request import Prompt, Request
+from pipeline.rollout import Rollout
+from pipeline.rollouts import Rollouts
+from pipeline.state import Options, State
+from pipeline.stopping import StopScanner
+
+STAGES = ("admit", "prefill", "draft", "forward", "adjust", "verify", "capture", "commit", "pack", "finish")
+
+
+class SpeculativePipeline:
+    """Generates in batches from a target, speculatively with a draft, and records how every token was drawn.
+
+    Args:
+        target: `model_loaders.Target`.
+        draft: `model_loaders.DFlashDraft` or another that implements its interface; None: ordinary decoding.
+        options: See `pipeline.state.Options`, as keywords.
+
+    Attributes:
+        stages: The ten stages by name; a user may put another object in a stage's place.
+        seconds: Time spent in every stage so far, by name.
+    """
+
+    def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
+        checked = Options(**options)
+        # A block is written to the cache whole, so its last rows may lie beyond max_length.
+        room = checked.max_length + (1 if draft is None else draft.block_size)
+        self.state = State(
+            target=target,
+            draft=draft,
+            target_cache=target.new_cache(checked.max_batch, room),
+            draft_cache=None if draft is None else draft.new_cache(checked.max_batch, room),
+            options=checked,
+        )
+        self.stages: dict[str, Any] = {name: getattr(library, name.capitalize())() for name in STAGES}
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._observers: dict[str, list[Callable[[Any], None]]] = {name: [] for name in STAGES}
+        self._tickets = itertools.count()
+        self._unclaimed: deque[Rollout] = deque()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str = "demo",
+        draft: str | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        **options: Any,
+    ) -> SpeculativePipeline:
+        """Load a pair and build the pipeline.
+
+        Args:
+            target: "demo", a hub name, a local folder (safetensors or GGUF) or a GGUF file.
+            draft: "demo", a hub name or a local folder of a draft for this target; None: ordinary decoding.
+            device: "auto" (CUDA if there is one), "cpu" or "cuda".
+            dtype: "auto" (bfloat16 on CUDA, float32 on the CPU), or a name of torch's.
+            options: `max_batch`, `max_length`, `filter_order`, `max_support`, `allow_unbounded_support`,
+                `prefill_chunk`; see `pipeline.state.Options`.
+
+        Raises:
+            model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target.
+            InvalidRequest: An option out of range.
+        """
+        Options(**options)
+        loaded = load_target(target, device=device, dtype=dtype)
+        return cls(loaded, None if draft is None else load_draft(draft, loaded), **options)
+
+    # --- generating -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Prompted],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> Rollouts:
+        """Generate for a batch of prompts.
+
+        Args:
+            prompts: Strings, chat message lists or token id lists.
+            params: One for all, or one a prompt. None: the defaults of `SamplingParams`.
+            progress: Show a bar of finished samples with the token rate.
+
+        Returns:
+            The rollouts in the order of the prompts, `n` samples of a prompt side by side. A request that is refused
+            or aborted is a rollout with `error` set and no tokens; the others are not affected.
+
+        Raises:
+            InvalidRequest: `params` and `prompts` don't match.
+        """
+        policies = self._policies(prompts, params)
+        distinct = list({id(policy): policy for policy in policies}.values())
+        numbers = {id(policy): number for number, policy in enumerate(distinct)}
+        results: dict[int, list[Rollout]] = {}
+        try:
+            for index, (prompt, policy) in enumerate(zip(prompts, policies, strict=True)):
+                ticket = next(self._tickets)
+                try:
+                    token_ids = self._admissible(prompt, policy)
+                except InvalidRequest as refusal:
+                    results[ticket] = Rollout.refused(str(refusal), index, policy.n, numbers[id(policy)])
+                else:
+                    results[ticket] = []
+                    self._enqueue(ticket, token_ids, policy, index, numbers[id(policy)])
+            self._collect(results, progress)
+        finally:
+            self._drop(results)
+        rollouts = [r for found in results.values() for r in sorted(found, key=lambda r: r.sample_index)]
+        result = Rollouts(rollouts, describe(self.state, self.capabilities, distinct))
+        if result.failed:
+            first = result.failed[0]
+            warnings.warn(
+                f"{len(result.failed)} of {len(result)} samples were refused or aborted; the first, of prompt "
+                f"{first.prompt_index}: {first.error}",
+                stacklevel=2,
+            )
+        return result
+
+    def submit(self, prompt: Prompted, params: SamplingParams | None = None) -> int:
+        """Queue one prompt; its samples come out of `step` and `stream`.
+
+        Returns:
+            A ticket; its rollouts carry it as `prompt_index`.
+
+        Raises:
+            InvalidRequest: The request can't be served exactly as asked.
+        """
+        params = params or SamplingParams()
+        token_ids = self._admissible(prompt, params)
+        ticket = next(self._tickets)
+        self._enqueue(ticket, token_ids, params, ticket, 0)
+        return ticket
+
+    def step(self) -> Round:
+        """Run one round: admit and prefill, then draft, forward and settle. Returns all its records."""
+        self.state.tap()
+        admitted = self._run("admit")
+        prefill = decode = None
+        if admitted.requests:
+            prefill = self._settle(self._run("prefill", admitted))
+        self.state.close_holes()
+        if self.state.active:
+            decode = self._settle(self._run("forward", self._run("draft")))
+        return Round(admitted, prefill, decode)
+
+    def stream(self) -> Iterator[Rollout]:
+        """Step until nothing is left and yield rollouts as they finish."""
+        while self.has_work:
+            if self._unclaimed:
+                yield self._unclaimed.popleft()
+            else:
+                yield from self.step().rollouts
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits, runs, or has finished unseen while `generate` ran."""
+        return bool(self.state.waiting or self.state.running or self._unclaimed)
+
+    # --- looking in and changing ------------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the loaded pair can do under the pipeline's options, thresholds and stages."""
+        state, options = self.state, self.state.options
+        return Capabilities(
+            method=None if state.draft is None else state.draft.method,
+            block_size=state.block_size,
+            sampling_verify_available=getattr(state.draft, "sampling_verify_available", True),
+            mask_contract=state.draft is None or getattr(state.draft, "mask_contract", False),
+            law_preserved=getattr(self.stages["verify"], "preserves_law", False),
+            threshold_single=state.threshold_single,
+            threshold_acc=state.threshold_acc,
+            filter_order=options.filter_order,
+            max_support=options.max_support,
+            allow_unbounded_support=options.allow_unbounded_support,
+            max_length=options.max_length,
+            vocab_size=state.target.vocab_size,
+            has_tokenizer=state.target.tokenizer is not None,
+        )
+
+    def observe(self, stage: str, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Call `callback` with every record that a stage returns; the result, called, ends it.
+
+        Raises:
+            InvalidRequest: No stage of that name.
+        """
+        if stage not in self._observers:
+            raise InvalidRequest(f"stage={stage!r}, expected one of {', '.join(STAGES)}")
+        self._observers[stage].append(callback)
+        return lambda: self._observers[stage].remove(callback)
+
+    def set_accept_thresholds(self, single: float = 1.0, acc: float = 1.0) -> None:
+        """Accept a draft whose probability is at least `single`, or with probability ``p / acc`` instead of p.
+
+        Below 1.0 committed tokens no longer follow the target's policy, so mask requests are refused meanwhile.
+
+        Raises:
+            InvalidRequest: A threshold outside (0, 1], or mask requests queued or running.
+        """
+        check_thresholds(single, acc)
+        masked = [r for r in (*self.state.waiting, *self.state.running) if r.params.return_sampling_mask]
+        if masked:
+            raise InvalidRequest(
+                f"single={single!r}, acc={acc!r}, expected no change while {len(masked)} mask requests are queued or "
+                "running; let them finish first"
+            )
+        self.state.threshold_single, self.state.threshold_acc = float(single), float(acc)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _run(self, name: str, *records: Any) -> Any:
+        started = time.perf_counter()
+        record = self.stages[name](self.state, *records)
+        self.seconds[name] += time.perf_counter() - started
+        for callback in self._observers[name]:
+            callback(record)
+        return record
+
+    def _settle(self, block: Block) -> Settled:
+        adjusted = self._run("adjust", block)
+        verified = self._run("verify", adjusted)
+        captured = self._run("capture", verified)
+        committed = self._run("commit", captured)
+        packed = self._run("pack", committed)
+        return Settled(block, adjusted, verified, captured, committed, packed, self._run("finish", packed))
+
+    @staticmethod
+    def _policies(prompts: Sequence[Prompted], params: Any) -> list[SamplingParams]:
+        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
+            raise InvalidRequest(f"prompts={prompts!r}, expected a list of prompts: put a single one in a list")
+        if params is None:
+            params = SamplingParams()
+        policies = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(policies) != len(prompts):
+            raise InvalidRequest(f"{len(policies)} params for {len(prompts)} prompts, expected one for all or one each")
+        for policy in policies:
+            if not isinstance(policy, SamplingParams):
+                raise InvalidRequest(f"params={policy!r}, expected SamplingParams")
+        return policies
+
+    def _admissible(self, prompt: Prompted, params: SamplingParams) -> np.ndarray:
+        token_ids = token_ids_of(prompt, self.state.target)
+        check_request(token_ids, params, self.capabilities)
+        return token_ids
+
+    def _enqueue(self, ticket: int, token_ids: np.ndarray, params: SamplingParams, index: int, number: int) -> None:
+        seed = secrets.randbits(64) if params.seed is None else int(params.seed)
+        prompt = Prompt(token_ids, ticket, index, unadmitted=params.n)
+        target = self.state.target
+        self.state.waiting.extend(
+            Request(
+                prompt=prompt,
+                sample_index=i,
+                params=params,
+                params_index=number,
+                seed=gpu.derive_seed(seed, i),
+                scanner=StopScanner(params, target.eos_token_ids, target.tokenizer),
+            )
+            for i in range(params.n)
+        )
+
+    def _collect(self, results: dict[int, list[Rollout]], progress: bool) -> None:
+        open_samples = sum(request.prompt.ticket in results for request in self.state.waiting)
+        tokens, started = 0, time.perf_counter()
+        with tqdm(total=open_samples, disable=not progress, unit="sample") as bar:
+            while open_samples:
+                step = self.step()
+                for request, rollout in step.ended:
+                    if request.prompt.ticket in results:
+                        results[request.prompt.ticket].append(rollout)
+                        open_samples -= 1
+                        bar.update()
+                    else:
+                        self._unclaimed.append(rollout)
+                tokens += step.num_tokens
+                bar.set_postfix_str(f"{tokens / (time.perf_counter() - started):.0f} tokens/s", refresh=False)
+
+    def _drop(self, tickets: Collection[int]) -> None:
+        """Takes out what an interrupted call left, so that the pipeline goes on without it."""
+        state = self.state
+        state.waiting = deque(r for r in state.waiting if r.prompt.ticket not in tickets)
+        state.active = [None if r is not None and r.prompt.ticket in tickets else r for r in state.active]

@@ -1,0 +1,51 @@
+"""Prompts as users write them, to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidRequest
+
+Prompted = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
+"""A string (encoded as it is), a list of chat messages (rendered by the tokenizer's template), or token ids."""
+
+
+def token_ids_of(prompt: Prompted, target: Any) -> np.ndarray:
+    """The prompt's token ids, int32 [n].
+
+    Raises:
+        InvalidRequest: Not a prompt, no tokenizer for text, or a tokenizer that failed on it.
+    """
+    if isinstance(prompt, str):
+        return _tokenized(prompt, target.encode, target)
+    if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, bytes):
+        if len(prompt) and all(isinstance(message, Mapping) for message in prompt):
+            if not all("role" in message for message in prompt):
+                raise InvalidRequest(f"prompt={_short(prompt)}, expected a role in every chat message")
+            return _tokenized(prompt, target.render_chat, target)
+        if all(hasattr(token, "__index__") and not isinstance(token, bool) for token in prompt):
+            return np.array([_in_int32(int(token)) for token in prompt], dtype=np.int32)
+    raise InvalidRequest(f"prompt={_short(prompt)}, expected a string, a list of chat messages or a list of token ids")
+
+
+def _tokenized(prompt: Any, tokenize: Any, target: Any) -> np.ndarray:
+    if target.tokenizer is None:
+        raise InvalidRequest(f"prompt={_short(prompt)}, expected token ids: the target has no tokenizer")
+    try:
+        return np.array(tokenize(prompt), dtype=np.int32)
+    except Exception as error:
+        raise InvalidRequest(f"prompt={_short(prompt)}, expected one that the tokenizer takes: {error}") from error
+
+
+def _in_int32(token: int) -> int:
+    if not -(2**31) <= token < 2**31:
+        raise InvalidRequest(f"prompt token={token}, expected a token id")
+    return token
+
+
+def _short(prompt: Any) -> str:
+    text = repr(prompt)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,47 @@
+"""What produced a set of rollouts, as JSON can hold it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.contract import Capabilities
+from pipeline.params import SamplingParams
+from pipeline.state import State
+from pipeline.version import __version__
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
+
+
+def describe(state: State, capabilities: Capabilities, params: Sequence[SamplingParams]) -> dict[str, Any]:
+    """Models with name, revision and file hash; options; the distinct parameters; dtype, device and versions.
+
+    A rollout's `params_index` points into "params", and its own seed stands beside it.
+    """
+    return {
+        "target": _model(state.target),
+        "draft": None if state.draft is None else _model(state.draft) | {"method": state.draft.method},
+        "options": asdict(state.options),
+        "capabilities": capabilities.to_dict(),
+        "params": [one.to_dict() for one in params],
+        "dtype": str(state.target.dtype).removeprefix("torch."),
+        "device": str(state.target.device),
+        "versions": {"specmask": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def _model(model: Any) -> dict[str, Any]:
+    return {"name": model.name, "revision": model.revision, "sha256": model.sha256}
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions

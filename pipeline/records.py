@@ -1,0 +1,164 @@
+"""The records that the stages hand on. B: requests of a block; W: its verify rows a request; V: the vocabulary.
+
+Row i of a block is the target's policy after the anchor and i drafts: it tests draft i, or, where the request has no
+draft left, gives the bonus token. A prefill's block has one row and no drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import gpu
+from pipeline.chunk import Chunk
+from pipeline.request import Request
+from pipeline.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Set by admit: the requests that got a slot this round."""
+
+    requests: list[Request]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Set by draft (by prefill: without drafts).
+
+    Attributes:
+        requests: B requests, in slot order.
+        draft_tokens: int32 [B, W - 1].
+        num_drafts: int32 [B], at most W - 1: what its limits leave a request room for.
+        draft_probs: float32 [B, W - 1, V], the law that each draft was drawn from; None where the drafts were
+            chosen, not drawn (their law is one-hot).
+    """
+
+    requests: list[Request]
+    draft_tokens: np.ndarray
+    num_drafts: np.ndarray
+    draft_probs: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Set by prefill or forward: logits [B, W, V] as the model gave them, on its device."""
+
+    proposal: Proposal
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """Set by adjust: the logits that are sampled from, [B, W, V] on the host.
+
+    float32 where any request adjusts its own; otherwise the model's dtype (bfloat16 as uint16 bits).
+    """
+
+    proposal: Proposal
+    logits: np.ndarray
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Set by verify: every row's policy (`gpu.Support`, rows in order b * W + i) and what was committed from it."""
+
+    proposal: Proposal
+    logits: np.ndarray
+    support: gpu.Support
+    verdict: gpu.Verdict
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Set by capture.
+
+    Attributes:
+        verified: What it was captured from.
+        capture: The supports of committed rows of mask requests; None if no request of the block asked.
+        top_ids, top_values: int32 and float32 [N, K]: the largest log-probabilities of committed rows of the
+            requests that asked; None if none did. `top_start`, int64 [B + 1]: request b's rows.
+    """
+
+    verified: Verified
+    capture: gpu.Capture | None
+    top_ids: np.ndarray | None
+    top_values: np.ndarray | None
+    top_start: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Set by commit: the requests' positions in cache and stream have moved on by `num_committed` (int32 [B])."""
+
+    captured: Captured
+    num_committed: np.ndarray
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Set by pack: the committed rows of every request, on the host.
+
+    Attributes:
+        requests: B requests.
+        chunks: One for each; empty for a request that failed.
+        num_accepted: int32 [B], drafts accepted.
+    """
+
+    requests: list[Request]
+    chunks: list[Chunk]
+    num_accepted: np.ndarray
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Set by finish: the rollouts of the requests that ended, whose slots are free now."""
+
+    ended: list[tuple[Request, Rollout]]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of one block, stage by stage."""
+
+    block: Block
+    adjusted: Adjusted
+    verified: Verified
+    captured: Captured
+    committed: Committed
+    packed: Packed
+    finished: Finished
+
+
+@dataclass(frozen=True)
+class Round:
+    """What `SpeculativePipeline.step` returns.
+
+    Attributes:
+        admitted: Who got a slot.
+        prefill: The block of the first tokens; None if nobody was admitted.
+        decode: The block of the round; None if nothing was left to decode.
+    """
+
+    admitted: Admitted
+    prefill: Settled | None
+    decode: Settled | None
+
+    @property
+    def ended(self) -> list[tuple[Request, Rollout]]:
+        """The requests that ended in this round, with what they ended as."""
+        settled = [part for part in (self.prefill, self.decode) if part is not None]
+        return [pair for part in settled for pair in part.finished.ended]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """What ended in this round."""
+        return [rollout for _, rollout in self.ended]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens committed in this round."""
+        settled = [part for part in (self.prefill, self.decode) if part is not None]
+        return sum(len(chunk) for part in settled for chunk in part.packed.chunks)

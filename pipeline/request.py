@@ -1,0 +1,86 @@
+"""One sample on its way through the pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipeline.chunk import Chunk
+from pipeline.params import SamplingParams
+from pipeline.rollout import FinishReason
+from pipeline.stopping import StopScanner
+
+
+@dataclass(eq=False)
+class Prompt:
+    """What the samples of one prompt share.
+
+    Attributes:
+        token_ids: int32 [n].
+        ticket: Unique in the pipeline.
+        index: Its place in the call.
+        unadmitted: Samples that have no slot yet.
+        prefix: After the prefill, while samples are unadmitted: what `stages.prefill` keeps for them.
+    """
+
+    token_ids: np.ndarray
+    ticket: int
+    index: int
+    unadmitted: int
+    prefix: Any = None
+
+
+@dataclass(eq=False)
+class Request:
+    """One sample: its policy, its place in the batch and what it has committed so far.
+
+    Attributes:
+        prompt: Shared with its siblings.
+        sample_index: Which sample of the prompt.
+        params: Its policy and limits; `params_index` numbers the distinct ones of a call.
+        seed: 64 bits: all its randomness.
+        scanner: Looks for the end in committed tokens.
+        slot: The batch row, set by admit; -1 before and after.
+        cached: Tokens whose keys and values the target's cache holds, set by prefill and commit. The anchor, the
+            newest token, is never among them.
+        token_ids: The committed output, set by finish.
+        chunks: The same tokens with their records, a chunk a round, set by finish.
+        num_accepted: Drafts accepted a round.
+        error: Why it must end as "abort", set by any stage.
+        finish_reason: Set by finish.
+    """
+
+    prompt: Prompt
+    sample_index: int
+    params: SamplingParams
+    params_index: int
+    seed: int
+    scanner: StopScanner
+    slot: int = -1
+    cached: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)
+    error: str | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def anchor(self) -> int:
+        """The newest committed token: the first of the next block."""
+        return self.token_ids[-1]
+
+    @property
+    def num_generated(self) -> int:
+        """Committed output tokens: the position of the next one in the request's random stream."""
+        return len(self.token_ids)
+
+    def remaining(self, max_length: int) -> int:
+        """How many tokens it may still commit."""
+        room = max_length - len(self.prompt.token_ids) - self.num_generated
+        return min(self.params.max_new_tokens - self.num_generated, room)
+
+    def fail(self, reason: str) -> None:
+        """End it as "abort" at the next finish; the first reason stays."""
+        self.error = self.error or reason

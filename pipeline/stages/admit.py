@@ -1,0 +1,25 @@
+"""Stage 1: free slots to waiting requests, first come, first served."""
+
+from __future__ import annotations
+
+from pipeline.records import Admitted
+from pipeline.state import State
+
+
+class Admit:
+    """Fills the holes that finished requests left, then the slots behind them."""
+
+    def __call__(self, state: State) -> Admitted:
+        admitted = []
+        for slot in range(state.options.max_batch):
+            if not state.waiting:
+                break
+            if slot == len(state.active):
+                state.active.append(None)
+            if state.active[slot] is None:
+                request = state.waiting.popleft()
+                request.slot = slot
+                request.prompt.unadmitted -= 1
+                state.active[slot] = request
+                admitted.append(request)
+        return Admitted(admitted)

@@ -1,0 +1,89 @@
+"""Stage 10: tokens to their requests, ends found, everything cut at the same place, slots freed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.chunk import Chunk, join
+from pipeline.records import Finished, Packed
+from pipeline.request import Request
+from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
+from pipeline.state import State
+
+
+class Finish:
+    """Scans the committed tokens one by one; the one that ends the output is the last that is kept."""
+
+    def __call__(self, state: State, packed: Packed) -> Finished:
+        ended = []
+        for request, chunk, accepted in zip(packed.requests, packed.chunks, packed.num_accepted, strict=True):
+            if request.error:
+                request.finish_reason = "abort"
+                self._clean(state, request.slot)
+            else:
+                request.num_accepted.append(int(accepted))
+                self._extend(state, request, chunk)
+            if request.finish_reason:
+                state.active[request.slot] = None
+                request.slot = -1
+                ended.append((request, make_rollout(request, state.target.tokenizer)))
+        return Finished(ended)
+
+    @staticmethod
+    def _clean(state: State, slot: int) -> None:
+        # A failed row may have left NaN in the caches, and a masked NaN still poisons the slot's next row.
+        for cache in (state.target_cache, state.draft_cache):
+            if cache is not None:
+                cache.release(slot)
+
+    @staticmethod
+    def _extend(state: State, request: Request, chunk: Chunk) -> None:
+        length = 0
+        for token in chunk.token_ids.tolist():
+            length += 1
+            request.token_ids.append(token)
+            request.finish_reason = request.scanner.push(token)
+            if request.finish_reason is None and request.remaining(state.options.max_length) <= 0:
+                request.finish_reason = "length"
+            if request.finish_reason:
+                break
+        request.chunks.append(chunk.cut(length))
+
+
+def make_rollout(request: Request, tokenizer: Any) -> Rollout:
+    """The rollout of a request that ended; an aborted one hands out no token and no partial record."""
+    params = request.params
+    chunks = request.chunks if request.error is None else []
+    whole = join(chunks, masks=params.return_sampling_mask, top=params.top_logprobs)
+    kept = request.error is None
+    text = request.scanner.cut_text if kept else ""
+    if text is None:
+        text = tokenizer.decode(whole.token_ids.tolist(), skip_special_tokens=True) if tokenizer is not None else ""
+    return Rollout(
+        prompt_token_ids=request.prompt.token_ids,
+        token_ids=whole.token_ids,
+        text=text,
+        finish_reason=request.finish_reason or "abort",
+        logprobs=whole.logprobs if kept and params.return_logprobs else None,
+        sampling_mask=_mask(whole, request) if kept and params.return_sampling_mask else None,
+        top_logprobs=TopLogprobs(whole.top_ids, whole.top_values) if kept and params.top_logprobs else None,
+        num_rounds=len(request.num_accepted),
+        num_accepted=np.array(request.num_accepted, dtype=np.int32),
+        seed=request.seed,
+        prompt_index=request.prompt.index,
+        sample_index=request.sample_index,
+        params_index=request.params_index,
+        error=request.error,
+    )
+
+
+def _mask(whole: Chunk, request: Request) -> SamplingMask:
+    mode = request.params.sampling_logprobs
+    return SamplingMask(
+        token_ids=whole.mask_ids,
+        offsets=np.concatenate([[0], np.cumsum(whole.mask_sizes)]).astype(np.int64),
+        logprobs=whole.mask_logprobs if mode == "support" else whole.logprobs,
+        mode=mode,
+    )

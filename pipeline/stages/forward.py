@@ -1,0 +1,33 @@
+"""Stage 4: the target's forward over anchor and drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pipeline.records import Block, Proposal
+from pipeline.state import State
+
+
+class Forward:
+    """Runs every request's block at its own positions and gives the draft the features of all rows.
+
+    Features of rejected rows do no harm: the draft's next block overwrites their entries before any row sees them.
+    """
+
+    def __call__(self, state: State, proposal: Proposal) -> Block:
+        target = state.target
+        anchors = np.array([[request.anchor] for request in proposal.requests], dtype=np.int64)
+        ids = np.concatenate([anchors, proposal.draft_tokens], axis=1, dtype=np.int64)
+        starts = np.array([[request.cached] for request in proposal.requests], dtype=np.int64)
+        positions = starts + np.arange(ids.shape[1])
+        on_device = torch.from_numpy(positions).to(target.device)
+        output = target.forward(
+            torch.from_numpy(ids).to(target.device),
+            on_device,
+            state.target_cache,
+            kv_length=int(positions.max()) + 1,
+        )
+        if state.draft is not None:
+            state.draft.extend(output.features, on_device, state.draft_cache)
+        return Block(proposal, output.logits)

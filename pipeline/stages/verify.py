@@ -1,0 +1,60 @@
+"""Stage 6: every row's policy, the accepted drafts, and the token that follows them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import gpu
+from pipeline.records import Adjusted, Verified
+from pipeline.request import Request
+from pipeline.state import State
+
+WORKING_SUPPORT = 1024
+"""Support entries kept a row where nobody asked for masks; wider rows are walked again by the draw."""
+
+
+class Verify:
+    """Selects each row's support, tests the drafts with the request's coins, and draws the replacement or bonus.
+
+    Attributes:
+        preserves_law: Committed tokens follow the target's policy. A stage put in this one's place must say so
+            itself, or mask requests are refused.
+    """
+
+    preserves_law = True
+
+    def __call__(self, state: State, adjusted: Adjusted) -> Verified:
+        proposal, logits = adjusted.proposal, adjusted.logits
+        requests = proposal.requests
+        batch, width, vocabulary = logits.shape
+        masked = any(request.params.return_sampling_mask for request in requests)
+
+        def a_row(values: list[float], dtype: type) -> np.ndarray:
+            return np.repeat(np.array(values, dtype=dtype), width)
+
+        params = [request.params for request in requests]
+        support = gpu.select_support(
+            logits.reshape(batch * width, vocabulary),
+            a_row([p.temperature for p in params], np.float32),
+            a_row([min(p.top_k or 0, vocabulary) for p in params], np.int32),
+            a_row([p.top_p for p in params], np.float32),
+            a_row([p.min_p for p in params], np.float32),
+            filter_order=state.options.filter_order,
+            capacity=min(vocabulary, state.options.max_support if masked else WORKING_SUPPORT),
+        )
+        verdict = gpu.verify_chain(
+            logits,
+            support,
+            proposal.draft_tokens,
+            proposal.num_drafts,
+            self._coins(requests, width, gpu.ACCEPT),
+            self._coins(requests, width, gpu.DRAW),
+            draft_probs=proposal.draft_probs,
+        )
+        return Verified(proposal, logits, support, verdict)
+
+    @staticmethod
+    def _coins(requests: list[Request], width: int, purpose: int) -> np.ndarray:
+        seeds = np.array([request.seed for request in requests], dtype=np.uint64)
+        positions = np.array([request.num_generated for request in requests], dtype=np.int64)
+        return gpu.uniforms(seeds, positions, width, purpose)

@@ -1,0 +1,97 @@
+"""What the stages share: the models, their caches, the queue and the batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import InvalidRequest
+from pipeline.request import Request
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a pipeline, checked once.
+
+    Attributes:
+        max_batch: Slots: requests decoded at once.
+        max_length: Tokens of prompt and output together.
+        filter_order: "top_k_first" or "joint": one order for sampling, verification and capture.
+        max_support: The cap on a captured support.
+        allow_unbounded_support: Serve masks without a finite top_k.
+        prefill_chunk: Prompt tokens a forward.
+    """
+
+    max_batch: int = 32
+    max_length: int = 4096
+    filter_order: str = "top_k_first"
+    max_support: int = 4096
+    allow_unbounded_support: bool = False
+    prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_batch", 1), ("max_length", 2), ("max_support", 1), ("prefill_chunk", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidRequest(f"{name}={value!r}, expected an integer of at least {least}")
+        if self.filter_order not in ("top_k_first", "joint"):
+            raise InvalidRequest(f'filter_order={self.filter_order!r}, expected "top_k_first" or "joint"')
+        if not isinstance(self.allow_unbounded_support, bool):
+            raise InvalidRequest(f"allow_unbounded_support={self.allow_unbounded_support!r}, expected True or False")
+
+
+@dataclass
+class State:
+    """The pipeline's mutable state. Stages read it; who writes a field is said beside it.
+
+    Attributes:
+        target: `model_loaders.Target`.
+        draft: A draft model, or None for ordinary decoding.
+        target_cache, draft_cache: One row a slot; the draft's is None without a draft.
+        options: The pipeline's options.
+        waiting: Requests without a slot, in order. Written by submit and admit.
+        active: The requests of slots 0, 1, ...; None where one finished. Written by admit and finish.
+        threshold_single, threshold_acc: Acceptance thresholds. Written by set_accept_thresholds.
+    """
+
+    target: Any
+    draft: Any
+    target_cache: Any
+    draft_cache: Any
+    options: Options
+    waiting: deque[Request] = field(default_factory=deque)
+    active: list[Request | None] = field(default_factory=list)
+    threshold_single: float = 1.0
+    threshold_acc: float = 1.0
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests that have a slot, in slot order."""
+        return [request for request in self.active if request is not None]
+
+    def tap(self) -> None:
+        """Have the target hand out what this pipeline's draft needs; pipelines may share a target."""
+        self.target.set_taps(() if self.draft is None else self.draft.target_layer_ids)
+
+    def close_holes(self) -> None:
+        """Move the last requests into the slots of finished ones, so that the batch stays one view of the caches."""
+        self._drop_tail()
+        for slot in range(len(self.active)):
+            if slot < len(self.active) and self.active[slot] is None:
+                moved = self.active.pop()
+                assert moved is not None
+                for cache in (self.target_cache, self.draft_cache):
+                    if cache is not None:
+                        cache.copy_row(moved.slot, slot, moved.cached)
+                moved.slot, self.active[slot] = slot, moved
+                self._drop_tail()
+
+    def _drop_tail(self) -> None:
+        while self.active and self.active[-1] is None:
+            self.active.pop()
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a verify block: the anchor and the drafts."""
+        return 1 if self.draft is None else self.draft.block_size

@@ -1,0 +1,71 @@
+"""Where an output ends: EOS, stop tokens and stop strings, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from pipeline.params import SamplingParams
+from pipeline.rollout import FinishReason
+
+
+class StopScanner:
+    """Scans committed tokens in order and says at which one the output ends.
+
+    Stop strings are looked for in the decoded stream, so one may span tokens, start inside an accepted block, and
+    end in the middle of a token: the token that completes it is the last, and the text is cut before it.
+
+    Args:
+        params: The request's stops and limits.
+        eos_token_ids: The model's own ends of sequence.
+        tokenizer: transformers' fast tokenizer; needed for stop strings only.
+    """
+
+    def __init__(self, params: SamplingParams, eos_token_ids: frozenset[int], tokenizer: Any) -> None:
+        self.ending_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
+        self._stop_ids = frozenset(params.stop_token_ids)
+        self._min_new_tokens = params.min_new_tokens
+        self._stops: Sequence[str] = params.stop
+        self._count = 0
+        self._text = ""
+        self._cut = False
+        if self._stops:
+            self._backend = tokenizer.backend_tokenizer
+            self._stream = DecodeStream(skip_special_tokens=True)
+            self._overlap = max(map(len, self._stops)) - 1
+
+    def push(self, token: int) -> FinishReason | None:
+        """The next committed token; "eos" or "stop" if the output ends with it."""
+        self._count += 1
+        if token in self._stop_ids:
+            return "stop"
+        if token in self.ending_ids:
+            return "eos"
+        if self._stops and self._completes_stop(token):
+            return "stop"
+        return None
+
+    @property
+    def cut_text(self) -> str | None:
+        """The text before the stop string that ended the output; None while none did."""
+        return self._text if self._cut else None
+
+    def _completes_stop(self, token: int) -> bool:
+        piece = self._stream.step(self._backend, token)
+        if piece is None:
+            return False
+        seen = len(self._text)
+        self._text += piece
+        if self._count < self._min_new_tokens:
+            return False
+        start = max(0, seen - self._overlap)
+        found = [at for at in (self._text.find(stop, start) for stop in self._stops) if at >= 0]
+        if not found:
+            return False
+        self._text = self._text[: min(found)]
+        self._cut = True
+        return True

@@ -1,0 +1,69 @@
+"""The house rules that a machine can hold."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("pipeline", "gpu", "model_loaders")
+MAY_IMPORT = {
+    "pipeline": {"pipeline", "gpu", "model_loaders", "torch", "numpy", "numba", "pyarrow", "tqdm", "tokenizers"},
+    "gpu": {"gpu", "numpy", "numba", "cupy", "llvmlite"},
+    "model_loaders": {
+        "model_loaders",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "huggingface_hub",
+        "numpy",
+        "tqdm",
+    },
+}
+
+
+def modules():
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name.split(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    import sys
+
+    package = path.relative_to(ROOT).parts[0]
+    foreign = set(imports(path)) - MAY_IMPORT[package] - sys.stdlib_module_names
+    assert not foreign, f"{path.name} imports {sorted(foreign)}"
+
+
+def test_the_oracle_shares_no_code():
+    for path in (ROOT / "tests").glob("naive*.py"):
+        assert not set(imports(path)) & set(PACKAGES), path
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_everything_public_is_documented(path):
+    tree = ast.parse(path.read_text())
+    if path.name == "__init__.py" and not tree.body:
+        return
+    assert ast.get_docstring(tree), f"{path} has no module docstring"
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path}: {node.name} has no docstring"
+
+
+def test_no_pickle_and_no_remote_code():
+    for path in modules():
+        text = path.read_text()
+        assert "torch.load(" not in text, path
+        assert "import pickle" not in text, path
+        assert "trust_remote_code=True" not in text, path

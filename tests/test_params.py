@@ -1,0 +1,81 @@
+"""SamplingParams are validated at construction, by name and value."""
+
+import json
+import math
+
+import pytest
+
+from pipeline import InvalidRequest, SamplingParams
+
+REFUSED = [
+    ({"temperature": -0.1}, "temperature=-0.1, expected a finite number of at least 0"),
+    ({"temperature": math.nan}, "temperature=nan, expected a finite number of at least 0"),
+    ({"temperature": math.inf}, "temperature=inf, expected a finite number of at least 0"),
+    ({"temperature": "1"}, "temperature='1', expected a finite number of at least 0"),
+    ({"temperature": True}, "temperature=True, expected a finite number of at least 0"),
+    ({"temperature": 1e39}, "temperature=1e+39, expected a finite number of at least 0"),
+    ({"top_p": 1e-50}, "top_p=1e-50, expected a number above 0 and at most 1"),
+    ({"min_p": 1 - 1e-12}, "min_p=0.999999999999, expected a number of at least 0 and below 1"),
+    ({"repetition_penalty": 1e-60}, "repetition_penalty=1e-60, expected a finite number above 0 (1: neutral)"),
+    ({"logit_bias": {1: 1e39}}, "logit_bias={1: 1e+39}, expected a mapping of token ids to numbers below +inf"),
+    ({"top_k": 0}, "top_k=0, expected an integer of at least 1, or None for no bound"),
+    ({"top_k": -1}, "top_k=-1, expected an integer of at least 1, or None for no bound"),
+    ({"top_k": 2.0}, "top_k=2.0, expected an integer of at least 1, or None for no bound"),
+    ({"top_p": 0}, "top_p=0, expected a number above 0 and at most 1"),
+    ({"top_p": 1.5}, "top_p=1.5, expected a number above 0 and at most 1"),
+    ({"min_p": 1}, "min_p=1, expected a number of at least 0 and below 1"),
+    ({"min_p": -0.1}, "min_p=-0.1, expected a number of at least 0 and below 1"),
+    ({"repetition_penalty": 0}, "repetition_penalty=0, expected a finite number above 0 (1: neutral)"),
+    ({"presence_penalty": math.inf}, "presence_penalty=inf, expected a finite number"),
+    ({"frequency_penalty": "no"}, "frequency_penalty='no', expected a finite number"),
+    ({"logit_bias": {-1: 0.0}}, "logit_bias={-1: 0.0}, expected a mapping of token ids to numbers below +inf"),
+    ({"logit_bias": {1: math.inf}}, "logit_bias={1: inf}, expected a mapping of token ids to numbers below +inf"),
+    ({"logit_bias": [1]}, "logit_bias=[1], expected a mapping of token ids to numbers below +inf"),
+    ({"logits_processors": [3]}, "logits_processors=[3], expected a sequence of callables"),
+    ({"grammar": "{}"}, "grammar='{}', expected None"),
+    ({"max_new_tokens": 0}, "max_new_tokens=0, expected an integer of at least 1"),
+    ({"min_new_tokens": -1}, "min_new_tokens=-1, expected an integer of at least 0"),
+    ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens=9, expected at most max_new_tokens=8"),
+    ({"stop": ["a", ""]}, "stop=['a', ''], expected a non-empty string or a sequence of non-empty strings"),
+    ({"stop": 3}, "stop=3, expected a non-empty string or a sequence of non-empty strings"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids=[-1], expected a sequence of token ids"),
+    ({"stop_token_ids": 3}, "stop_token_ids=3, expected a sequence of token ids"),
+    ({"seed": -1}, "seed=-1, expected an integer in [0, 2**64), or None to draw one"),
+    ({"seed": 2**64}, f"seed={2**64}, expected an integer in [0, 2**64), or None to draw one"),
+    ({"n": 0}, "n=0, expected an integer of at least 1"),
+    ({"top_logprobs": -1}, "top_logprobs=-1, expected an integer of at least 0"),
+    ({"ignore_eos": 1}, "ignore_eos=1, expected True or False"),
+    ({"return_sampling_mask": "yes"}, "return_sampling_mask='yes', expected True or False"),
+    ({"sampling_logprobs": "all"}, "sampling_logprobs='all', expected \"selected\" or \"support\""),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED, ids=[message.split(",")[0] for _, message in REFUSED])
+def test_refused_by_name_and_value(values, message):
+    with pytest.raises(InvalidRequest) as refusal:
+        SamplingParams(**values)
+    assert str(refusal.value).startswith(message)
+
+
+def test_frozen_and_normalised():
+    params = SamplingParams(stop="END", stop_token_ids=[3, 4])
+    assert params.stop == ("END",)
+    assert params.stop_token_ids == (3, 4)
+    with pytest.raises(AttributeError):
+        params.temperature = 2.0
+
+
+@pytest.mark.parametrize(
+    ("values", "greedy"),
+    [({"temperature": 0}, True), ({"temperature": 9e-6}, True), ({"top_k": 1}, True), ({"temperature": 1e-5}, False)],
+)
+def test_greedy(values, greedy):
+    assert SamplingParams(**values).greedy is greedy
+
+
+def test_as_json_can_hold_it():
+    params = SamplingParams(logit_bias={5: -math.inf}, logits_processors=[len], stop="x", seed=2**64 - 1)
+    held = json.loads(json.dumps(params.to_dict()))
+    assert held["logits_processors"] == [repr(len)]
+    assert held["seed"] == 2**64 - 1
+    assert held["logit_bias"] == {"5": -math.inf}
