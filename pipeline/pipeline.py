@@ -287,7 +287,7 @@ class SpeculativePipeline:
 
     def _enqueue(self, ticket: int, token_ids: np.ndarray, params: SamplingParams, index: int, number: int) -> None:
         seed = secrets.randbits(64) if params.seed is None else int(params.seed)
-        prompt = Prompt(token_ids, ticket, index, unadmitted=params.n)
+        prompt = Prompt(token_ids, ticket, index, unstarted=params.n)
         target = self.state.target
         self.state.waiting.extend(
             Request(

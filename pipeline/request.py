@@ -21,14 +21,14 @@ class Prompt:
         token_ids: int32 [n].
         ticket: Unique in the pipeline.
         index: Its place in the call.
-        unadmitted: Samples that have no slot yet.
-        prefix: After the prefill, while samples are unadmitted: what `stages.prefill` keeps for them.
+        unstarted: Samples that haven't been through prefill.
+        prefix: Between the first sample's prefill and the last's: what `stages.prefill` keeps for the others.
     """
 
     token_ids: np.ndarray
     ticket: int
     index: int
-    unadmitted: int
+    unstarted: int
     prefix: Any = None
 
 

@@ -19,7 +19,6 @@ class Admit:
             if state.active[slot] is None:
                 request = state.waiting.popleft()
                 request.slot = slot
-                request.prompt.unadmitted -= 1
                 state.active[slot] = request
                 admitted.append(request)
         return Admitted(admitted)

@@ -41,9 +41,10 @@ class Prefill:
     def _prefix(self, state: State, request: Request) -> torch.Tensor:
         prompt = request.prompt
         length = len(prompt.token_ids)
+        prompt.unstarted -= 1
         if prompt.prefix is None:
             logits = self._compute(state, request)
-            if prompt.unadmitted:
+            if prompt.unstarted:
                 prompt.prefix = Prefix(
                     logits=logits,
                     target_row=state.target_cache.snapshot(request.slot, length),
@@ -54,7 +55,7 @@ class Prefill:
             state.target_cache.restore(request.slot, prompt.prefix.target_row)
             if state.draft is not None:
                 state.draft_cache.restore(request.slot, prompt.prefix.draft_row)
-            if not prompt.unadmitted:
+            if not prompt.unstarted:
                 prompt.prefix = None
         request.cached = length
         return logits

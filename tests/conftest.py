@@ -1,0 +1,15 @@
+"""What every test runs under."""
+
+import pytest
+import torch
+
+# The models here are tiny: a second thread only waits, and waits badly where tests run side by side.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)

@@ -1,0 +1,316 @@
+"""Whole generations: who gets which tokens, whatever else is in the batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline import InvalidRequest, Rollouts, SamplingParams
+from tests import pipes
+
+PROMPTS = [[1, 2, 3], [4] * 17, [9, 8], list(range(40)), [200], [7, 7, 7, 7], [31, 5], [100, 3, 2]]
+SAMPLED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9, max_new_tokens=12, seed=11, ignore_eos=True)
+
+
+def tokens(rollouts):
+    return [rollout.token_ids.tolist() for rollout in rollouts]
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["ordinary", "dflash"])
+def test_a_request_does_not_depend_on_its_company(speculative):
+    """Alone, in a full batch, in another slot, through refills and moved slots: the same tokens, float32 on the CPU."""
+    together = tokens(pipes.pipe(speculative, max_batch=3).generate(PROMPTS, SAMPLED))
+    alone = [tokens(pipes.pipe(speculative, max_batch=1).generate([prompt], SAMPLED))[0] for prompt in PROMPTS]
+    backwards = tokens(pipes.pipe(speculative, max_batch=8).generate(PROMPTS[::-1], SAMPLED))[::-1]
+    assert together == alone == backwards
+
+
+@pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 1}], ids=["temperature 0", "top_k 1"])
+def test_greedy_is_the_argmax_of_a_forward_without_cache(values):
+    params = SamplingParams(max_new_tokens=10, ignore_eos=True, **values)
+    expected = []
+    for prompt in PROMPTS[:3]:
+        ids = list(prompt)
+        for _ in range(10):
+            ids.append(int(pipes.logits_after(ids).argmax()))
+        expected.append(ids[len(prompt) :])
+    perfect = pipes.pipe()
+    perfect.stages["draft"] = pipes.PerfectDrafts()
+    for pipe in (pipes.pipe(speculative=False), pipes.pipe(), perfect):
+        rollouts = pipe.generate(PROMPTS[:3], params)
+        assert tokens(rollouts) == expected
+    # A draft that is always right: every block commits whole.
+    assert all(r.num_accepted.tolist() == [0, 3, 3, 0] for r in rollouts)
+
+
+def test_greedy_equals_transformers_generate():
+    model = pipes.target().model
+    for prompt in PROMPTS[:3]:
+        with torch.inference_mode():
+            expected = model.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0, len(prompt) :]
+        rollout = pipes.pipe().generate([prompt], SamplingParams(temperature=0, max_new_tokens=10))[0]
+        assert rollout.token_ids.tolist() == expected.tolist()
+
+
+def test_recording_changes_nothing():
+    for speculative in (False, True):
+        plain = pipes.pipe(speculative).generate(PROMPTS, SAMPLED)
+        for values in (
+            {"return_sampling_mask": True},
+            {"return_sampling_mask": True, "sampling_logprobs": "support"},
+            {"top_logprobs": 5},
+            {"return_sampling_mask": True, "top_logprobs": 30, "return_logprobs": False},
+        ):
+            params = SamplingParams(**(SAMPLED.to_dict() | {"logit_bias": None} | values))
+            recorded = pipes.pipe(speculative).generate(PROMPTS, params)
+            assert tokens(recorded) == tokens(plain)
+            for a, b in zip(plain, recorded, strict=True):
+                assert b.logprobs is None or a.logprobs.tobytes() == b.logprobs.tobytes()
+
+
+def test_nobody_asked_nothing_is_captured():
+    pipe = pipes.pipe()
+    seen = []
+    pipe.observe("capture", seen.append)
+    rollout = pipe.generate([[1, 2]], SAMPLED)[0]
+    assert rollout.sampling_mask is None
+    assert rollout.top_logprobs is None
+    assert all(record.capture is None and record.top_ids is None for record in seen)
+
+
+def test_samples_share_one_prefill_and_differ():
+    pipe = pipes.pipe(max_batch=3)
+    forwards = []
+    forward = pipe.state.target.forward
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(pipes.target(), name)
+
+        def forward(self, ids, *args, **kwargs):
+            forwards.append(tuple(ids.shape))
+            return forward(ids, *args, **kwargs)
+
+    pipe.state.target = Counting()
+    params = SamplingParams(max_new_tokens=6, n=7, seed=5, ignore_eos=True)
+    rollouts = pipe.generate([[1, 2, 3], list(range(30))], params)
+    assert forwards.count((1, 3)) == 1
+    assert forwards.count((1, 30)) == 1
+    assert [(r.prompt_index, r.sample_index) for r in rollouts] == [(p, s) for p in range(2) for s in range(7)]
+    assert len({tuple(t) for t in tokens(rollouts)}) == 14
+    assert len({r.seed for r in rollouts[:7]}) == 7
+    assert rollouts[0].seed == 5
+    # A sample is what a request with its seed is.
+    again = pipes.pipe().generate([[1, 2, 3]], SamplingParams(max_new_tokens=6, seed=rollouts[4].seed, ignore_eos=True))
+    assert tokens(again)[0] == rollouts[4].token_ids.tolist()
+
+
+def test_prefill_in_chunks_gives_the_same():
+    whole = pipes.pipe().generate([list(range(100))], SAMPLED)
+    chunked = pipes.pipe(prefill_chunk=7).generate([list(range(100))], SAMPLED)
+    assert tokens(whole) == tokens(chunked)
+
+
+def test_seeds():
+    pipe = pipes.pipe()
+    fixed = [pipe.generate([[1, 2]], SAMPLED)[0].token_ids.tolist() for _ in range(2)]
+    assert fixed[0] == fixed[1]
+    free = pipe.generate([[1, 2]] * 2, SamplingParams(max_new_tokens=12, ignore_eos=True))
+    assert free[0].seed != free[1].seed
+    assert tokens(free)[0] != tokens(free)[1]
+
+
+def test_mixed_rows_in_one_batch():
+    """Greedy, filtered, unfiltered, penalised and masked requests together: each as if it were alone."""
+    each = [
+        SamplingParams(temperature=0, max_new_tokens=8, return_sampling_mask=True),
+        SamplingParams(top_k=5, max_new_tokens=9, seed=1, return_sampling_mask=True, sampling_logprobs="support"),
+        SamplingParams(max_new_tokens=7, seed=2, top_logprobs=3),
+        SamplingParams(top_p=0.8, max_new_tokens=6, seed=3),
+        SamplingParams(top_k=9, min_p=0.05, max_new_tokens=8, seed=4, repetition_penalty=1.4, presence_penalty=0.5),
+        SamplingParams(temperature=2.5, max_new_tokens=8, seed=5, logit_bias={3: 9.0, 4: -np.inf}),
+    ]
+    for speculative in (False, True):
+        together = pipes.pipe(speculative, max_batch=6).generate(PROMPTS[:6], each)
+        for prompt, params, rollout in zip(PROMPTS, each, together, strict=False):
+            alone = pipes.pipe(speculative).generate([prompt], params)[0]
+            assert alone.token_ids.tolist() == rollout.token_ids.tolist()
+            # The tokens are the same; the forward's last bits depend on the batch's shape.
+            np.testing.assert_allclose(alone.logprobs, rollout.logprobs, atol=1e-4)
+            assert (rollout.sampling_mask is not None) == params.return_sampling_mask
+            assert (rollout.top_logprobs is not None) == bool(params.top_logprobs)
+            if rollout.sampling_mask is not None:
+                assert alone.sampling_mask.token_ids.tolist() == rollout.sampling_mask.token_ids.tolist()
+        assert together[0].logprobs.tolist() == [0.0] * 8
+        assert 4 not in together[5].token_ids
+
+
+def test_refills_keep_the_batch_full():
+    """Eight requests of very different lengths through three slots: nobody waits while a slot is free."""
+    pipe = pipes.pipe(speculative=False, max_batch=3)
+    lengths = [3, 30, 4, 5, 3, 6, 3, 4]
+    for prompt, length in zip(PROMPTS, lengths, strict=True):
+        pipe.submit(prompt, SamplingParams(max_new_tokens=length, seed=0, ignore_eos=True))
+    finished, busy = [], []
+    while pipe.has_work:
+        waiting = len(pipe.state.waiting)
+        record = pipe.step()
+        if record.decode is not None and waiting >= 3:
+            busy.append(len(record.decode.block.proposal.requests))
+        finished += record.rollouts
+    assert min(busy) == 3
+    assert sorted(len(r.token_ids) for r in finished) == sorted(lengths)
+    assert pipe.state.running == []
+
+
+def test_step_stream_and_generate_side_by_side():
+    pipe = pipes.pipe()
+    ticket = pipe.submit([1, 2, 3], SAMPLED)
+    record = pipe.step()
+    assert [request.prompt.ticket for request in record.admitted.requests] == [ticket]
+    assert record.prefill.block.logits.shape == (1, 1, 320)
+    assert record.decode.block.logits.shape == (1, 4, 320)
+    generated = pipe.generate([[9, 8]], SAMPLED)
+    assert tokens(generated) == tokens(pipes.pipe().generate([[9, 8]], SAMPLED))
+    streamed = list(pipe.stream())
+    assert [r.prompt_index for r in streamed] == [ticket]
+    assert tokens(streamed) == tokens(pipes.pipe().generate([[1, 2, 3]], SAMPLED))
+    assert not pipe.has_work
+
+
+def test_observers_see_every_record_and_can_leave():
+    pipe = pipes.pipe()
+    seen = {name: [] for name in pipe.stages}
+    leave = [pipe.observe(name, seen[name].append) for name in pipe.stages]
+    pipe.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5, seed=0, ignore_eos=True))
+    assert all(seen.values())
+    assert len(seen["prefill"]) == 1
+    assert len(seen["verify"]) == len(seen["finish"]) == len(seen["forward"]) + 1
+    counts = {name: len(records) for name, records in seen.items()}
+    for end in leave:
+        end()
+    pipe.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5, seed=0))
+    assert counts == {name: len(records) for name, records in seen.items()}
+
+
+def test_an_interrupted_call_leaves_the_pipeline_usable():
+    pipe = pipes.pipe(max_batch=2)
+    waiting = pipe.submit([5, 6], SAMPLED)
+    calls = []
+
+    def interrupt(record):
+        calls.append(record)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    leave = pipe.observe("verify", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pipe.generate(PROMPTS, SAMPLED)
+    leave()
+    assert len(pipe.state.waiting) + len(pipe.state.running) == 1
+    assert tokens(pipe.generate([[1, 2, 3]], SAMPLED)) == tokens(pipes.pipe().generate([[1, 2, 3]], SAMPLED))
+    assert [r.prompt_index for r in pipe.stream()] == [waiting]
+
+
+def test_a_processor_that_raises_ends_its_own_request():
+    def broken(ids, scores):
+        if ids.shape[1] > 6:
+            raise RuntimeError("no such grammar")
+        return scores
+
+    def shapeless(ids, scores):
+        return scores[:, :5]
+
+    pipe = pipes.pipe()
+    good = SamplingParams(max_new_tokens=8, seed=1)
+    params = [good, SamplingParams(logits_processors=[broken]), SamplingParams(logits_processors=[shapeless])]
+    with pytest.warns(UserWarning, match="2 of 3 samples"):
+        rollouts = pipe.generate(PROMPTS[:3], params)
+    assert rollouts[0].ok
+    assert rollouts[1].error == "logits_processors: RuntimeError: no such grammar"
+    assert "returned [1, 5], expected a tensor [1, 320]" in rollouts[2].error
+    assert tokens(pipes.pipe().generate(PROMPTS[:1], good)) == tokens(rollouts[:1])
+
+
+def test_processors_see_each_row_with_its_own_prefix():
+    """Every row's call gets prompt, output and the drafts before the row, and nothing else."""
+    pipe = pipes.pipe()
+    calls, blocks = [], []
+    pipe.observe("adjust", blocks.append)
+
+    def spy(ids, scores):
+        calls.append(ids[0].tolist())
+        return scores
+
+    rollout = pipe.generate([[1, 2, 3]], SamplingParams(logits_processors=[spy], max_new_tokens=6, seed=0))[0]
+    expected, committed = [], 0
+    for block, accepted in zip(blocks, rollout.num_accepted, strict=True):
+        drafts = block.proposal.draft_tokens[0][: block.proposal.num_drafts[0]].tolist()
+        prefix = [1, 2, 3, *rollout.token_ids[:committed].tolist()]
+        expected += [prefix + drafts[:i] for i in range(len(drafts) + 1)]
+        committed += int(accepted) + 1
+    assert calls == expected
+
+
+def test_penalties_reach_every_row_with_its_own_drafts():
+    """The recorded log-probabilities equal transformers' repetition penalty applied along the committed tokens."""
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    processor = RepetitionPenaltyLogitsProcessor(1.7)
+    pipe = pipes.pipe()
+    pipe.stages["draft"] = pipes.PerfectDrafts()
+    params = SamplingParams(temperature=0.4, repetition_penalty=1.7, max_new_tokens=16, seed=3, ignore_eos=True)
+    rollout = pipe.generate([[1, 2, 3]], params)[0]
+    assert rollout.num_accepted.sum() > 0
+    ids = [1, 2, 3]
+    for token, logprob in zip(rollout.token_ids.tolist(), rollout.logprobs, strict=True):
+        scores = torch.from_numpy(pipes.logits_after(ids))[None].float()
+        logits = processor(torch.tensor([ids]), scores)[0].double() / 0.4
+        assert abs(float(torch.log_softmax(logits, -1)[token]) - logprob) < 1e-4
+        ids.append(token)
+
+
+def test_chats_and_strings():
+    pipe = pipes.pipe()
+    chat = [{"role": "user", "content": "hello"}]
+    rollouts = pipe.generate(["hello", chat], SamplingParams(max_new_tokens=4, seed=0))
+    assert rollouts[0].prompt_token_ids.tolist() == pipe.state.target.encode("hello")
+    assert rollouts[1].prompt_token_ids.tolist() == pipe.state.target.render_chat(chat)
+    for rollout in rollouts:
+        assert rollout.text == pipe.state.target.decode(rollout.token_ids.tolist())
+
+
+def test_provenance(tmp_path):
+    pipe = pipes.pipe(filter_order="joint")
+    rollouts = pipe.generate([[1, 2]] * 2, [SAMPLED, SamplingParams(max_new_tokens=2)])
+    held = Rollouts.from_parquet(rollouts.to_parquet(tmp_path / "r.parquet")).provenance
+    assert held == rollouts.provenance
+    assert len(held["target"]["sha256"]) == len(held["draft"]["sha256"]) == 64
+    assert held["draft"]["method"] == "dflash"
+    assert held["options"]["filter_order"] == "joint"
+    assert held["params"][rollouts[1].params_index]["max_new_tokens"] == 2
+    assert (held["dtype"], held["device"]) == ("float32", "cpu")
+    assert {"torch", "transformers", "numba", "specmask"} <= set(held["versions"])
+
+
+def test_loading_by_name(tmp_path):
+    from pipeline import SpeculativePipeline
+
+    pipe = SpeculativePipeline.from_pretrained(
+        str(pipes.target_folder()), str(pipes.draft_folder()), device="cpu", max_batch=2, max_length=64
+    )
+    assert tokens(pipe.generate([[1, 2, 3]], SAMPLED)) == tokens(pipes.pipe().generate([[1, 2, 3]], SAMPLED))
+    with pytest.raises(InvalidRequest, match="max_batch=0"):
+        SpeculativePipeline.from_pretrained("no such folder", max_batch=0)
+
+
+def test_empty_calls():
+    assert pipes.pipe().generate([]) == []
+    with pytest.warns(UserWarning, match="1 of 1 samples"):
+        assert pipes.pipe().generate([[]])[0].error.startswith("prompt=[]")
+
+
+def test_progress_bar(capsys):
+    pipes.pipe().generate([[1, 2]] * 2, SamplingParams(max_new_tokens=2), progress=True)
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    assert "tokens/s" in shown
