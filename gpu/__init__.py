@@ -1,0 +1,46 @@
+"""Kernels of the sampler on NumPy arrays: filter, verification, capture, penalties, random numbers.
+
+adjust_logits    penalties and bias, each row on its own prefix
+select_support   temperature, top-k, top-p, min-p: the kept set of each row
+verify_chain     which drafts are kept, and the token after them
+capture_masks    the supports of what was committed, packed
+top_logprobs     the k most probable tokens of a row's policy
+uniforms         Philox numbers of a seed and a position
+"""
+
+from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
+from gpu.adjust import History, LogitBias, adjust_logits
+from gpu.capture import Capture, capture_masks
+from gpu.packing import pack_masks
+from gpu.philox import ACCEPT, DRAW, PROPOSAL, derive_seed, philox_4x32, uniforms
+from gpu.status import INVALID, OK, OVERFLOW
+from gpu.support import FILTER_ORDERS, Support, select_support
+from gpu.top_tokens import top_logprobs
+from gpu.verification import Verdict, verify_chain
+from gpu.weights import GREEDY_TEMPERATURE, MAX_VOCABULARY
+
+__all__ = [
+    "ACCEPT",
+    "DRAW",
+    "FILTER_ORDERS",
+    "GREEDY_TEMPERATURE",
+    "INVALID",
+    "MAX_VOCABULARY",
+    "OK",
+    "OVERFLOW",
+    "PROPOSAL",
+    "Capture",
+    "History",
+    "LogitBias",
+    "Support",
+    "Verdict",
+    "adjust_logits",
+    "capture_masks",
+    "derive_seed",
+    "pack_masks",
+    "philox_4x32",
+    "select_support",
+    "top_logprobs",
+    "uniforms",
+    "verify_chain",
+]

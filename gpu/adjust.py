@@ -1,0 +1,170 @@
+"""Penalties and bias, in place, each row on its own prefix.
+
+Row i of request b has the request's prompt and output plus drafts 0..i-1, counted as output. For a token with
+`count` occurrences in the output (in_prompt: whether it's in the prompt), in float32, in this order:
+
+    repetition   x = x / r if x > 0 else x * r           where count > 0 or in_prompt
+    frequency    x = x - frequency * count
+    presence     x = x - presence                        where count > 0
+    bias         x = x + bias
+
+Definitions: repetition from Keskar et al. 2019, as in transformers and vLLM; frequency and presence from
+OpenAI, output tokens only, as in vLLM. Requests with neutral parameters keep their bits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit, prange
+
+from gpu.checks import check_array, check_csr, check_range
+
+
+@dataclass(frozen=True)
+class History:
+    """The tokens seen by each request (CSR), filled by the caller."""
+
+    offsets: np.ndarray  # int64 [B+1]
+    token_ids: np.ndarray  # int32 [nnz]: strictly ascending within a request
+    output_counts: np.ndarray  # int32 [nnz]: occurrences in the output, 0 for a token of the prompt only
+    in_prompt: np.ndarray  # bool [nnz]
+
+
+@dataclass(frozen=True)
+class LogitBias:
+    """Sparse additive biases (CSR), filled by the caller. -inf forbids a token."""
+
+    offsets: np.ndarray  # int64 [B+1]
+    token_ids: np.ndarray  # int32 [nnz]
+    values: np.ndarray  # float32 [nnz]: not NaN, not +inf
+
+
+@njit(nogil=True)
+def _occurrences(drafts, size, token):
+    count = 0
+    for i in range(size):
+        count += drafts[i] == token
+    return count
+
+
+@njit(nogil=True, error_model="numpy")
+def _penalise(x, count, repetition, frequency, presence):
+    if repetition != np.float32(1.0):
+        x = x / repetition if x > np.float32(0.0) else x * repetition
+    if count > 0:
+        product = frequency * np.float32(count)  # rounded before it is subtracted: not a fused operation
+        x = np.float32(x - product)
+        x = np.float32(x - presence)
+    return x
+
+
+@njit(nogil=True)
+def _penalise_row(row, ids, counts, drafts, num_before, repetition, frequency, presence):
+    for j in range(ids.size):
+        count = counts[j] + _occurrences(drafts, num_before, ids[j])
+        row[ids[j]] = _penalise(row[ids[j]], count, repetition, frequency, presence)
+    for i in range(num_before):
+        token = drafts[i]
+        if token < 0 or token >= row.size or _occurrences(drafts, i, token) > 0:
+            continue
+        place = np.searchsorted(ids, token)
+        if place == ids.size or ids[place] != token:
+            count = _occurrences(drafts, num_before, token)
+            row[token] = _penalise(row[token], count, repetition, frequency, presence)
+
+
+@njit(nogil=True, parallel=True, cache=True)
+def _adjust(
+    logits, draft_tokens, num_drafts, offsets, ids, counts, repetition, frequency, presence,
+    bias_offsets, bias_ids, bias_values,
+):  # fmt: skip
+    width = logits.shape[1]
+    for index in prange(logits.shape[0] * width):
+        b, i = np.int64(index) // width, np.int64(index) % width  # prange counts in uint64
+        if i > num_drafts[b]:
+            continue
+        neutral = repetition[b] == np.float32(1.0) and frequency[b] == 0 and presence[b] == 0
+        if not neutral:
+            first, last = offsets[b], offsets[b + 1]
+            _penalise_row(
+                logits[b, i], ids[first:last], counts[first:last], draft_tokens[b], i,
+                repetition[b], frequency[b], presence[b],
+            )  # fmt: skip
+        for j in range(bias_offsets[b], bias_offsets[b + 1]):
+            if bias_values[j] != 0:
+                logits[b, i, bias_ids[j]] += bias_values[j]
+
+
+def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> np.ndarray:
+    ids = check_array(name, ids, np.int32, ids.shape)
+    check_range(name, ids, (ids >= 0) & (ids < vocabulary), f"a token id below {vocabulary}")
+    return ids
+
+
+def _check_history(history: History, batch: int, vocabulary: int) -> History:
+    ids = _check_ids("history.token_ids", history.token_ids, vocabulary)
+    offsets = check_csr("history.offsets", history.offsets, batch, ids.size)
+    counts = check_array("history.output_counts", history.output_counts, np.int32, ids.shape)
+    in_prompt = check_array("history.in_prompt", history.in_prompt, np.bool_, ids.shape)
+    seen = (counts > 0) | ((counts == 0) & in_prompt)
+    check_range("history.output_counts", counts, seen, "above 0, or 0 for a token of the prompt")
+    request = np.repeat(np.arange(batch), np.diff(offsets))
+    if ((np.diff(ids) <= 0) & (np.diff(request) == 0)).any():
+        raise ValueError(f"history.token_ids={ids}, expected strictly ascending ids within each request")
+    return History(offsets, ids, counts, in_prompt)
+
+
+def adjust_logits(
+    logits: np.ndarray,
+    draft_tokens: np.ndarray,
+    num_drafts: np.ndarray,
+    *,
+    history: History | None = None,
+    repetition_penalty: np.ndarray | None = None,
+    frequency_penalty: np.ndarray | None = None,
+    presence_penalty: np.ndarray | None = None,
+    logit_bias: LogitBias | None = None,
+) -> None:
+    """Adjust logits float32 [B, W, V] in place; rows past num_drafts are left alone.
+
+    draft_tokens int32 [B, W-1], num_drafts int32 [B] in 0..W-1. Penalties float32 [B]: repetition > 0
+    (1: neutral), frequency and presence finite (0: neutral); None is neutral for all. The history is read
+    where a penalty isn't neutral; None is an empty one. ValueError for wrong shapes, dtypes or ranges.
+    """
+    if not isinstance(logits, np.ndarray) or logits.ndim != 3 or logits.dtype != np.float32:
+        got = f"{getattr(logits, 'dtype', type(logits).__name__)}{list(getattr(logits, 'shape', ()))}"
+        raise ValueError(f"logits={got}, expected a NumPy array float32 [B, W, V]")
+    batch, width, vocabulary = logits.shape
+    draft_tokens = check_array("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
+    num_drafts = check_array("num_drafts", num_drafts, np.int32, (batch,))
+    check_range("num_drafts", num_drafts, (num_drafts >= 0) & (num_drafts < width), f"0..{width - 1}")
+
+    def penalty(name: str, values: np.ndarray | None, neutral: float) -> np.ndarray:
+        if values is None:
+            return np.full(batch, neutral, np.float32)
+        values = check_array(name, values, np.float32, (batch,))
+        good = np.isfinite(values) & ((values > 0) if neutral else True)
+        check_range(name, values, good, "a finite number above 0" if neutral else "a finite number")
+        return values
+
+    repetition = penalty("repetition_penalty", repetition_penalty, 1.0)
+    frequency = penalty("frequency_penalty", frequency_penalty, 0.0)
+    presence = penalty("presence_penalty", presence_penalty, 0.0)
+    none = np.zeros(batch + 1, np.int64), np.empty(0, np.int32)
+    seen = History(*none, np.empty(0, np.int32), np.empty(0, np.bool_))
+    if (repetition == 1).all() and not frequency.any() and not presence.any():
+        if logit_bias is None:
+            return
+    elif history is not None:
+        seen = _check_history(history, batch, vocabulary)
+    bias = LogitBias(*none, np.empty(0, np.float32))
+    if logit_bias is not None:
+        bias_ids = _check_ids("logit_bias.token_ids", logit_bias.token_ids, vocabulary)
+        offsets = check_csr("logit_bias.offsets", logit_bias.offsets, batch, bias_ids.size)
+        values = check_array("logit_bias.values", logit_bias.values, np.float32, bias_ids.shape)
+        check_range("logit_bias.values", values, values < np.inf, "a number below +inf")
+        bias = LogitBias(offsets, bias_ids, values)
+    _adjust(
+        logits, draft_tokens, num_drafts, seen.offsets, seen.token_ids, seen.output_counts,
+        repetition, frequency, presence, bias.offsets, bias.token_ids, bias.values,
+    )  # fmt: skip

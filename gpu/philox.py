@@ -1,0 +1,73 @@
+"""Philox4x32-10 (Salmon et al. 2011): random numbers that depend on a seed and a position only.
+
+The key is a request's seed, the counter (position, purpose): nothing depends on the batch. A uniform is
+(word + 0.5) * 2^-32, never 0 and never 1.
+"""
+
+import numpy as np
+
+from gpu.checks import check_array, check_range
+
+ACCEPT, DRAW, PROPOSAL, SAMPLE = 0, 1, 2, 3  # purposes; SAMPLE derives seeds
+
+_ROUNDS = 10
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_KEY_STEPS = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+_WORD = np.uint64(32)
+
+
+def philox_4x32(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Random words uint32 [..., 4] of counters uint32 [..., 4] under keys uint32 [..., 2] (broadcast)."""
+    for name, value, words in (("counter", counter, 4), ("key", key, 2)):
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint32 or value.shape[-1:] != (words,):
+            got = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else value
+            raise ValueError(f"{name}={got}, expected a NumPy array uint32 [..., {words}]")
+    # A leading axis, because NumPy warns when a scalar wraps.
+    shape = (1, *np.broadcast_shapes(counter.shape[:-1], key.shape[:-1]))
+    c = [np.broadcast_to(counter[..., i], shape) for i in range(4)]
+    k = [np.array(np.broadcast_to(key[..., i], shape)) for i in range(2)]
+    for _ in range(_ROUNDS):
+        products = [m * c[2 * i].astype(np.uint64) for i, m in enumerate(_MULTIPLIERS)]
+        high = [(product >> _WORD).astype(np.uint32) for product in products]
+        low = [product.astype(np.uint32) for product in products]  # wraps to the low word
+        c = [high[1] ^ c[1] ^ k[0], low[1], high[0] ^ c[3] ^ k[1], low[0]]
+        k = [word + step for word, step in zip(k, _KEY_STEPS, strict=True)]
+    return np.stack(c, -1)[0]
+
+
+def _words(values: np.ndarray) -> list[np.ndarray]:
+    values = values.astype(np.uint64)
+    return [values.astype(np.uint32), (values >> _WORD).astype(np.uint32)]
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray, width: int, purpose: int) -> np.ndarray:
+    """Uniforms float64 [B, width] for positions p..p+width-1 of each request: the first Philox word.
+
+    seeds uint64 [B]; positions int64 [B], at least 0; purpose: ACCEPT, DRAW or PROPOSAL.
+    """
+    if not isinstance(seeds, np.ndarray) or seeds.ndim != 1:
+        raise ValueError(f"seeds={seeds!r}, expected a NumPy array uint64 [B]")
+    seeds = check_array("seeds", seeds, np.uint64, seeds.shape)
+    positions = check_array("positions", positions, np.int64, seeds.shape)
+    check_range("positions", positions, positions >= 0, "at least 0")
+    if width < 0:
+        raise ValueError(f"width={width}, expected at least 0")
+    each = positions[:, None] + np.arange(width)
+    low, high = _words(each)
+    counter = np.stack([low, high, np.full_like(low, purpose), np.zeros_like(low)], -1)
+    key = np.stack(_words(seeds), -1)[:, None, :]
+    return (philox_4x32(counter, key)[..., 0] + 0.5) * 2.0**-32
+
+
+def derive_seed(seed: int, sample_index: int) -> int:
+    """The seed of sample `sample_index` of a prompt: the seed itself for 0, else two Philox words."""
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed={seed}, expected 0..2^64-1")
+    if not 0 <= sample_index < 1 << 64:
+        raise ValueError(f"sample_index={sample_index}, expected 0..2^64-1")
+    if sample_index == 0:
+        return seed
+    index, key = _words(np.array([sample_index], np.uint64)), _words(np.array([seed], np.uint64))
+    counter = np.array([index[0][0], index[1][0], SAMPLE, 0], np.uint32)
+    words = philox_4x32(counter, np.array([key[0][0], key[1][0]], np.uint32))
+    return int(words[0]) | int(words[1]) << 32

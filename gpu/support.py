@@ -1,0 +1,271 @@
+"""The filter: which tokens of every row can be sampled, and their weights.
+
+A row is OK or INVALID (NaN, +inf, or no finite logit). Of an OK row, logit x is kept iff it is finite and
+
+    top_k   count(> x) < top_k                              skipped where top_k is 0 or at least V
+    top_p   mass(> x) < top_p * Z                           skipped where top_p >= 1: the row's identity
+    min_p   x >= m + T*log(min_p)                           last, on what the others keep
+
+with Z the mass of the top-k set (filter_order="top_k_first": top-k, renormalise, top-p) or of the whole row
+("joint"). All are cutoffs on the value: ties survive, and the crossing token of top_p is kept. Rows with
+T < 1e-5 or top_k = 1 are greedy: the singleton {argmax, lowest index among equals}.
+Semantics: vLLM's and SGLang's filters, ties kept. Weights: see gpu/weights.py.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numba import njit, prange
+
+from gpu import status
+from gpu.checks import check_array, check_range
+from gpu.cutoffs import (
+    BINS,
+    BLOCK,
+    CHUNK,
+    block_maxima,
+    collect,
+    first_index,
+    kept_mass,
+    kth_largest,
+    kth_largest_bound,
+    min_p_cutoff,
+    row_mass,
+    tail_bound,
+    top_p_cutoff,
+)
+from gpu.logit_rows import load, logit_rows
+from gpu.weights import (
+    GREEDY_TEMPERATURE,
+    KEY_MINUS_INF,
+    KEY_PLUS_INF,
+    LOWEST,
+    ONE,
+    cutoff_key,
+    key_of,
+    split_scale,
+    value_of,
+    weight,
+)
+
+FILTER_ORDERS = ("top_k_first", "joint")
+_OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
+
+
+class SupportArrays(NamedTuple):
+    """A Support as kernels take it: the same memory, u64 viewed as int64."""
+
+    status: np.ndarray
+    maximum: np.ndarray
+    cutoff: np.ndarray
+    total: np.ndarray
+    size: np.ndarray  # count
+    argmax: np.ndarray
+    greedy: np.ndarray
+    token_ids: np.ndarray
+    weights: np.ndarray
+    temperature: np.ndarray
+
+
+@dataclass(frozen=True)
+class Support:
+    """The kept set of R rows, filled by select_support.
+
+    A row whose count exceeds the capacity carries no entries; verify_chain, capture_masks and top_logprobs
+    walk its logits again with the same cutoff and weights, so they find the same numbers.
+    """
+
+    status: np.ndarray  # uint8 [R]: OK or INVALID; the other fields of an INVALID row are 0, -1 or NaN
+    maximum: np.ndarray  # float32 [R]: the largest logit
+    cutoff: np.ndarray  # float32 [R]: the smallest kept logit
+    total: np.ndarray  # uint64 [R]: the weight of the kept set; 2^44 is the weight of the maximum
+    count: np.ndarray  # int32 [R]: how many tokens are kept, also where that exceeds the capacity
+    argmax: np.ndarray  # int32 [R]: the lowest token id with the largest logit
+    greedy: np.ndarray  # bool [R]: singleton rows
+    token_ids: np.ndarray  # int32 [R, capacity]: ascending; the first count are defined, if they fit
+    weights: np.ndarray  # uint64 [R, capacity]: of token_ids
+    temperature: np.ndarray  # float32 [R]: as given
+
+    @property
+    def capacity(self) -> int:
+        return self.token_ids.shape[1]
+
+    def arrays(self) -> SupportArrays:
+        """The fields for a kernel."""
+        return SupportArrays(
+            self.status, self.maximum, self.cutoff, self.total.view(np.int64), self.count, self.argmax,
+            self.greedy, self.token_ids, self.weights.view(np.int64), self.temperature,
+        )  # fmt: skip
+
+
+def check_support(support: Support, num_rows: int) -> None:
+    """ValueError unless the support has this many rows."""
+    if support.status.shape != (num_rows,):
+        got = support.status.size
+        raise ValueError(f"support rows={got}, expected {num_rows}, one for each row of logits")
+
+
+@njit(nogil=True)
+def _emit(flat, start, vocabulary, block_keys, least, maximum, c_hi, c_lo, token_ids, weights):
+    num = 0
+    for block in range(block_keys.size):
+        if block_keys[block] >= least:
+            for index in range(block * BLOCK, min((block + 1) * BLOCK, vocabulary)):
+                x = load(flat, start + index)
+                if key_of(x) >= least:
+                    token_ids[num] = index
+                    weights[num] = weight(x, maximum, c_hi, c_lo)
+                    num += 1
+
+
+@njit(nogil=True)
+def _singleton(out, row, maximum):
+    out.greedy[row] = True
+    out.cutoff[row] = maximum
+    out.size[row] = 1
+    out.total[row] = ONE
+    out.token_ids[row, 0] = out.argmax[row]
+    out.weights[row, 0] = ONE
+
+
+@njit(nogil=True)
+def _invalid(out, row):
+    out.status[row] = _INVALID
+    out.greedy[row] = False
+    out.maximum[row] = np.float32(np.nan)
+    out.cutoff[row] = np.float32(np.nan)
+    out.size[row] = 0
+    out.total[row] = 0
+    out.argmax[row] = -1
+
+
+@njit(nogil=True)
+def _select_row(
+    flat, start, vocabulary, row, top_k, top_p, min_p_drop, joint, out,
+    block_keys, key_scratch, candidates, bins, weight_chunk, bin_chunk,
+):  # fmt: skip
+    largest, smallest = block_maxima(flat, start, vocabulary, block_keys)
+    if largest >= KEY_PLUS_INF or largest == KEY_MINUS_INF or smallest < KEY_MINUS_INF:
+        _invalid(out, row)
+        return
+    maximum = value_of(largest) + np.float32(0.0)  # never -0.0
+    temperature = out.temperature[row]
+    out.status[row] = _OK
+    out.greedy[row] = False
+    out.maximum[row] = maximum
+    out.argmax[row] = first_index(flat, start, vocabulary, block_keys, maximum)
+    if temperature < GREEDY_TEMPERATURE or top_k == 1:
+        _singleton(out, row, maximum)
+        return
+    c_hi, c_lo = split_scale(temperature)
+    cutoff = LOWEST
+    size = 0
+    filtered = 0 < top_k < vocabulary
+    if filtered:
+        bound = kth_largest_bound(block_keys, top_k, key_scratch)
+        size = collect(flat, start, vocabulary, block_keys, bound, candidates)
+        if size >= top_k:  # else fewer are finite
+            cutoff = kth_largest(candidates, size, top_k)
+    if top_p < np.float32(1.0):
+        mass = np.int64(0)
+        if joint or not filtered:
+            mass = row_mass(flat, start, vocabulary, maximum, c_hi, c_lo)
+        lowest = max(value_of(smallest), cutoff)
+        if not filtered:
+            bound = tail_bound(vocabulary, maximum, temperature, top_p)
+            size = collect(flat, start, vocabulary, block_keys, bound, candidates)
+            lowest = max(lowest, value_of(bound))
+        cutoff = top_p_cutoff(
+            candidates[:size], cutoff, lowest, maximum, c_hi, c_lo, top_p, mass, bins, weight_chunk, bin_chunk
+        )
+    cutoff = max(cutoff, min_p_cutoff(maximum, min_p_drop))
+    least = cutoff_key(cutoff)
+    if least <= smallest:  # everything is kept
+        count, least_kept = np.int64(vocabulary), smallest
+        total = row_mass(flat, start, vocabulary, maximum, c_hi, c_lo)
+    else:
+        count, total, least_kept = kept_mass(flat, start, vocabulary, block_keys, least, maximum, c_hi, c_lo)
+    out.cutoff[row] = value_of(least_kept)
+    out.size[row] = count
+    out.total[row] = total
+    if count <= out.token_ids.shape[1]:
+        _emit(
+            flat, start, vocabulary, block_keys, least, maximum, c_hi, c_lo,
+            out.token_ids[row], out.weights[row],
+        )  # fmt: skip
+
+
+@njit(nogil=True, parallel=True, cache=True)
+def _select(flat, starts, vocabulary, top_k, top_p, min_p_drop, joint, out, threads):
+    num_blocks = (vocabulary + BLOCK - 1) // BLOCK
+    keys = np.empty((2, threads, num_blocks), np.int32)
+    candidates = np.empty((threads, vocabulary + 1), np.float32)
+    bins = np.empty((threads, BINS), np.int64)
+    weight_chunk = np.empty((threads, CHUNK), np.int64)
+    bin_chunk = np.empty((threads, CHUNK), np.int32)
+    for index in prange(starts.size):
+        row = np.int64(index)  # prange counts in uint64
+        thread = numba.get_thread_id()
+        _select_row(
+            flat, starts[row], vocabulary, row, top_k[row], top_p[row], min_p_drop[row], joint, out,
+            keys[0, thread], keys[1, thread], candidates[thread], bins[thread],
+            weight_chunk[thread], bin_chunk[thread],
+        )  # fmt: skip
+
+
+def select_support(
+    logits: np.ndarray,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray | None = None,
+    *,
+    filter_order: str = "top_k_first",
+    capacity: int,
+) -> Support:
+    """The kept set of every row.
+
+    logits [R, V]: float32, float16, bfloat16 or uint16 with its bits; V at most 2^18; rows may be strided.
+    temperature float32 [R], finite and >= 0 (below 1e-5: greedy). top_k int32 [R], 0 for unbounded. top_p
+    float32 [R] in (0, 1]. min_p float32 [R] in [0, 1), or None for 0. capacity: entries stored a row, at
+    least 1; a larger support is counted in full and walked again by its readers.
+    ValueError for anything else.
+    """
+    rows = logit_rows(logits, 2)
+    num_rows = logits.shape[0]
+    temperature = check_array("temperature", temperature, np.float32, (num_rows,))
+    top_k = check_array("top_k", top_k, np.int32, (num_rows,))
+    top_p = check_array("top_p", top_p, np.float32, (num_rows,))
+    good = (temperature >= 0) & np.isfinite(temperature)
+    check_range("temperature", temperature, good, "a finite number of at least 0")
+    check_range("top_k", top_k, top_k >= 0, "at least 0 (0 for unbounded)")
+    check_range("top_p", top_p, (top_p > 0) & (top_p <= 1), "a number in (0, 1]")
+    min_p_drop = np.full(num_rows, -np.inf)
+    if min_p is not None:
+        min_p = check_array("min_p", min_p, np.float32, (num_rows,))
+        check_range("min_p", min_p, (min_p >= 0) & (min_p < 1), "a number in [0, 1)")
+        active = min_p > 0
+        min_p_drop[active] = temperature[active].astype(np.float64) * np.log(min_p[active].astype(np.float64))
+    if filter_order not in FILTER_ORDERS:
+        raise ValueError(f"filter_order={filter_order!r}, expected one of {FILTER_ORDERS}")
+    if capacity < 1:
+        raise ValueError(f"capacity={capacity}, expected at least 1 entry a row")
+    support = Support(
+        status=np.empty(num_rows, np.uint8),
+        maximum=np.empty(num_rows, np.float32),
+        cutoff=np.empty(num_rows, np.float32),
+        total=np.empty(num_rows, np.uint64),
+        count=np.empty(num_rows, np.int32),
+        argmax=np.empty(num_rows, np.int32),
+        greedy=np.empty(num_rows, np.bool_),
+        token_ids=np.empty((num_rows, capacity), np.int32),
+        weights=np.empty((num_rows, capacity), np.uint64),
+        temperature=temperature,
+    )
+    _select(
+        rows.flat, rows.starts, rows.vocabulary, top_k, top_p, min_p_drop,
+        filter_order == "joint", support.arrays(), numba.get_num_threads(),
+    )  # fmt: skip
+    return support

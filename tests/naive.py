@@ -1,0 +1,174 @@
+"""The oracle: slow, obvious, float64, written from the definitions. It shares no code with the library.
+
+Where a float64 mass lies within BORDER of its threshold, the library's own rounding may decide otherwise; the
+oracle says so (`borderline`), and tests then leave that comparison out.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+BORDER = 1e-6
+OK, OVERFLOW, INVALID = 0, 1, 2
+
+
+def decode(logits):
+    """float64 values of float32, float16 or bfloat16 (as uint16 bits) logits."""
+    if logits.dtype == np.uint16:
+        return (logits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return logits.astype(np.float64)
+
+
+@dataclass
+class Policy:
+    valid: bool
+    kept: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))  # bool [V]
+    probs: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64 [V]
+    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0))  # float64 [V], -inf outside
+    greedy: bool = False
+    borderline: bool = False
+
+
+def policy(logits, temperature, top_k, top_p, min_p=0.0, filter_order="top_k_first"):
+    """The final policy of one row of float64 logits."""
+    if np.isnan(logits).any() or (logits == np.inf).any() or not np.isfinite(logits).any():
+        return Policy(False)
+    size = logits.size
+    if np.float32(temperature) < np.float32(1e-5) or top_k == 1:
+        kept = np.arange(size) == np.flatnonzero(logits == logits.max())[0]
+        return Policy(True, kept, kept.astype(float), np.where(kept, 0.0, -np.inf), True)
+    scaled = (logits - logits.max()) / float(temperature)
+    mass = np.exp(scaled)
+    values, where = np.unique(logits, return_inverse=True)  # ascending; -0.0 and 0.0 are one value
+    count = np.bincount(where, minlength=values.size)
+    count_above = np.append(np.cumsum(count[::-1])[::-1][1:], 0)
+    kept_value = values > -np.inf
+    if 0 < top_k < size:
+        kept_value &= count_above < top_k
+    mass_of_value = np.bincount(where, weights=mass, minlength=values.size)
+    mass_above = np.append(np.cumsum(mass_of_value[::-1])[::-1][1:], 0.0)
+    borderline = False
+    if top_p < 1:
+        whole = mass_of_value[kept_value].sum() if filter_order == "top_k_first" else mass_of_value.sum()
+        distance = (mass_above - float(top_p) * whole) / whole
+        borderline |= bool((np.abs(distance[kept_value]) < BORDER).any())
+        kept_value &= distance < 0
+    if min_p > 0:
+        least = logits.max() + float(temperature) * math.log(float(min_p))
+        kept_value &= values >= least
+        borderline |= bool((np.abs(values - least) <= BORDER * max(1e-30, abs(least))).any())
+    kept = kept_value[where]
+    total = mass[kept].sum()
+    return Policy(
+        True,
+        kept,
+        np.where(kept, mass / total, 0.0),
+        np.where(kept, scaled - math.log(total), -np.inf),
+        False,
+        borderline,
+    )
+
+
+def draw(mass, uniform):
+    """(token, borderline): the first id whose cumulative mass exceeds uniform * total, of positive mass."""
+    cdf = np.cumsum(mass)
+    target = uniform * cdf[-1]
+    found = np.flatnonzero((cdf > target) & (mass > 0))
+    token = found[0] if found.size else np.flatnonzero(mass > 0)[-1]
+    return int(token), bool((np.abs(cdf - target)[mass > 0] < BORDER * cdf[-1]).any())
+
+
+@dataclass
+class Verdict:
+    tokens: list
+    num_accepted: int
+    status: int = OK
+    error_row: int = -1
+    borderline: bool = False
+
+
+def verify(policies, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs=None):
+    """One request: policies of its rows, and what it commits."""
+    tokens, borderline = [], False
+    for i in range(num_drafts + 1):
+        row = policies[i]
+        if not row.valid:
+            return Verdict(tokens, len(tokens), INVALID, i, borderline)
+        borderline |= row.borderline
+        if i == num_drafts:
+            token, close = draw(row.probs, draw_uniforms[i])
+            return Verdict([*tokens, token], len(tokens), OK, -1, borderline | (close and not row.greedy))
+        draft = draft_tokens[i]
+        if not 0 <= draft < row.probs.size:
+            return Verdict(tokens, len(tokens), INVALID, i, borderline)
+        proposal = (
+            np.eye(1, row.probs.size, draft)[0] if draft_probs is None else draft_probs[i].astype(float)
+        )
+        if not 0 < proposal[draft] < np.inf:
+            return Verdict(tokens, len(tokens), INVALID, i, borderline)
+        if accept_uniforms[i] * proposal[draft] < row.probs[draft]:
+            borderline |= abs(accept_uniforms[i] * proposal[draft] - row.probs[draft]) < BORDER
+            tokens.append(int(draft))
+            continue
+        borderline |= row.probs[draft] > 0 and (
+            abs(accept_uniforms[i] * proposal[draft] - row.probs[draft]) < BORDER
+        )
+        if row.greedy:
+            return Verdict([*tokens, int(row.probs.argmax())], len(tokens), OK, -1, borderline)
+        residual = np.maximum(row.probs - proposal, 0.0)
+        if residual.sum() < 100 * BORDER:
+            borderline = True  # little more than rounding is left
+        token, close = draw(residual if residual.sum() > 0 else row.probs, draw_uniforms[i])
+        return Verdict([*tokens, token], len(tokens), OK, -1, borderline | close)
+    raise AssertionError("unreachable")
+
+
+def capture(policies, num_committed, status, max_support):
+    """One wanted request: (status, [(ids, logprobs)] of its committed rows)."""
+    rows = [np.flatnonzero(policies[i].kept) for i in range(num_committed)]
+    if status == INVALID:
+        return INVALID, []
+    if any(ids.size > max_support for ids in rows):
+        return OVERFLOW, []
+    return OK, [(ids, policies[i].logprobs[ids]) for i, ids in enumerate(rows)]
+
+
+def top_logprobs(row, logits, k):
+    """Ids and log-probabilities of the k most probable tokens: logit descending, id ascending."""
+    ids = [i for i in np.lexsort((np.arange(logits.size), -logits)) if row.kept[i]][:k]
+    pad = k - len(ids)
+    return np.array(ids + [-1] * pad), np.array([row.logprobs[i] for i in ids] + [-np.inf] * pad)
+
+
+def adjust(logits, prompt, output, repetition, frequency, presence, bias):
+    """Penalties and bias of one row, in float32 like the library; prompt and output are token lists."""
+    adjusted = logits.copy()
+    for token in sorted(set(prompt) | set(output)):
+        count = output.count(token)
+        x = adjusted[token]
+        if repetition != 1:
+            x = x / np.float32(repetition) if x > 0 else x * np.float32(repetition)
+        if count:
+            x = np.float32(x - np.float32(np.float32(frequency) * np.float32(count)))
+            x = np.float32(x - np.float32(presence))
+        adjusted[token] = x
+    for token, value in bias:
+        adjusted[token] = np.float32(adjusted[token] + np.float32(value))
+    return adjusted
+
+
+def philox(counter, key):
+    """Philox4x32-10 on Python integers."""
+    mask = 0xFFFFFFFF
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        first, second = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(second >> 32) ^ c[1] ^ k[0], second & mask, (first >> 32) ^ c[3] ^ k[1], first & mask]
+        k = [(k[0] + 0x9E3779B9) & mask, (k[1] + 0xBB67AE85) & mask]
+    return c
+
+
+def uniform(seed, position, purpose):
+    words = philox([position & 0xFFFFFFFF, position >> 32, purpose, 0], [seed & 0xFFFFFFFF, seed >> 32])
+    return (words[0] + 0.5) / 2**32
