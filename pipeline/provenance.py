@@ -29,7 +29,7 @@ def describe(state: State, capabilities: Capabilities, params: Sequence[Sampling
         "params": [one.to_dict() for one in params],
         "dtype": str(state.target.dtype).removeprefix("torch."),
         "device": str(state.target.device),
-        "versions": {"specmask": __version__, "python": platform.python_version(), **_versions()},
+        "versions": {"specmask": __version__, "python": platform.python_version(), **package_versions()},
     }
 
 
@@ -37,7 +37,8 @@ def _model(model: Any) -> dict[str, Any]:
     return {"name": model.name, "revision": model.revision, "sha256": model.sha256}
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """The versions of what a result depends on, of the packages that are installed."""
     versions = {}
     for package in PACKAGES:
         try:

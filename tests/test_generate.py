@@ -1,5 +1,7 @@
 """Whole generations: who gets which tokens, whatever else is in the batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,7 @@ def test_recording_changes_nothing():
             {"top_logprobs": 5},
             {"return_sampling_mask": True, "top_logprobs": 30, "return_logprobs": False},
         ):
-            params = SamplingParams(**(SAMPLED.to_dict() | {"logit_bias": None} | values))
+            params = replace(SAMPLED, **values)
             recorded = pipes.pipe(speculative).generate(PROMPTS, params)
             assert tokens(recorded) == tokens(plain)
             for a, b in zip(plain, recorded, strict=True):

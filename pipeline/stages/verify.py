@@ -50,6 +50,8 @@ class Verify:
             self._coins(requests, width, gpu.ACCEPT),
             self._coins(requests, width, gpu.DRAW),
             draft_probs=proposal.draft_probs,
+            threshold_single=state.threshold_single,
+            threshold_acc=state.threshold_acc,
         )
         return Verified(proposal, logits, support, verdict)
 
