@@ -1,0 +1,119 @@
+"""The attention that targets run with: torch's SDPA on grouped heads, without copying keys and values.
+
+transformers' own "sdpa" repeats keys and values for every query head whenever a mask is given, which
+for a ragged batch is every step. This one is registered beside it under the name ATTENTION.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from model_loaders.errors import CheckpointError
+
+ATTENTION = "specmask_sdpa"
+
+# With fewer query rows than this the CPU kernel's matrix products take other paths, whose last bits depend on
+# the batch. Above, a row's result depends neither on its batch nor on its block's width.
+_FEWEST_ROWS = 4
+
+# Up to this many query rows a GPU is fastest with a group's heads packed into rows: on an H200, 32 rows of 8
+# queries over 1,024 keys took 77 us instead of 195 (32 heads, 8 of keys, bfloat16; 783 with repeated keys).
+# One query row and prompts are faster as they are.
+_MOST_PACKED = 64
+
+# What some architectures ask of their attention that plain SDPA over the whole cache would ignore.
+_UNSUPPORTED = {
+    "s_aux": "attention sinks",
+    "softcap": "attention logit soft-capping",
+    "sliding_window": "a sliding window",
+    "position_bias": "a position bias",
+}
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """Attention in transformers' calling convention.
+
+    query [b, heads, w, d], key [b, kv_heads, n, d], value [b, kv_heads, n, dv]; attention_mask boolean
+    (True: attend) or additive, broadcastable to [b, heads, w, n], or None: causal when w > 1.
+    Returns ([b, w, heads, dv], None).
+
+    Raises CheckpointError for sinks, soft-capping, windows and position biases.
+    """
+    for name, meaning in _UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise CheckpointError(
+                f"{type(module).__name__}: {name} is set, expected None: the per-row cache's attention can't "
+                f"represent {meaning}; use a full-attention target"
+            )
+    if attention_mask is None:
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        is_causal = bool(is_causal) and query.shape[2] > 1
+    else:
+        is_causal = False
+    width, heads, kv_heads = query.shape[2], query.shape[1], key.shape[1]
+    masked = attention_mask is not None and attention_mask.shape[1] == 1
+    if query.device.type == "cuda" and heads != kv_heads and masked and 1 < width <= _MOST_PACKED:
+        assert attention_mask is not None
+        return packed_sdpa(query, key, value, attention_mask, dropout, scaling).transpose(1, 2), None
+    if width < _FEWEST_ROWS and attention_mask is not None and query.device.type == "cpu":
+        query, attention_mask = _widen(query), _widen(attention_mask)
+    output = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=is_causal,
+        scale=scaling,
+        enable_gqa=heads != kv_heads,
+    )
+    return output[:, :, :width].transpose(1, 2), None
+
+
+def packed_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """Grouped attention as ordinary attention on kv_heads heads with heads/kv_heads * w query rows each.
+
+    query [b, heads, w, d], key and value [b, kv_heads, n, .], mask [b, 1, w, n] -> [b, heads, w, dv].
+    """
+    batch, heads, width, _ = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    rows = query.reshape(batch, kv_heads, groups * width, -1)
+    output = scaled_dot_product_attention(
+        rows, key, value, attn_mask=mask.repeat(1, 1, groups, 1), dropout_p=dropout, scale=scaling
+    )
+    return output.reshape(batch, heads, width, -1)
+
+
+def _widen(rows: torch.Tensor) -> torch.Tensor:
+    """[b, heads, w, n] -> [b, heads, _FEWEST_ROWS, n], the last row repeated.
+
+    Copied, not expanded: over rows of stride 0 the products take another path again.
+    """
+    missing = _FEWEST_ROWS - rows.shape[2]
+    return torch.cat((rows, rows[:, :, -1:].expand(-1, -1, missing, -1)), dim=2)
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, grouped_sdpa)
+# Masks for calls without one of their own (training, probes): as for "sdpa".
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

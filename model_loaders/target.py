@@ -1,0 +1,670 @@
+"""Targets: causal language models of transformers, run row by row over a `RowCache`.
+
+`load_target` finds the checkpoint, refuses what the per-row cache can't represent, and loads it with
+every tensor accounted for. `Target` is what the pipeline and the drafts see of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers.cache_utils import Cache
+from transformers.utils.hub import cached_file
+
+from model_loaders.attention import ATTENTION
+from model_loaders.errors import CheckpointError
+from model_loaders.kv_cache import RowCache, Slots
+from model_loaders.taps import LayerTaps
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "spiece.model",
+)
+_KEY_BLOCK = 64
+_SAFETENSORS_NAMES = ("model.safetensors", "model.safetensors.index.json")
+# transformers' names of a layer that attends to everything before it.
+_FULL_ATTENTION = {"full_attention", "attention"}
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """One target forward.
+
+    logits: [b, w, V], or [b, 1, V] with last_only; the model's dtype.
+    features: [b, w, taps * hidden] in the order of the taps' ids, or None without taps.
+    """
+
+    logits: torch.Tensor
+    features: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A checkpoint found on disk or on the hub; `folder` exists on disk."""
+
+    source: str  # what transformers is given: a folder or a hub name
+    folder: Path
+    gguf_file: str | None
+    is_hub: bool
+
+
+class Target:
+    """A loaded causal language model in eval mode without gradients; made by `load_target`.
+
+    Attributes:
+        model: the transformers model; tokenizer: its tokenizer, or None where the checkpoint has none.
+        config: the model's text config. name: as asked for. revision: the hub's commit hash, or None.
+        vocab_size: the width of the logits. hidden_size, num_layers: of the decoder.
+        max_position: the longest position count the model was made for, or None where it doesn't say.
+        eos_token_ids: every end id of generation_config, config and tokenizer.
+        device, dtype: of the weights.
+        num_weight_updates: calls of `load_weights` since loading; `sha256` describes the weights at 0.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any | None,
+        *,
+        name: str,
+        revision: str | None = None,
+        weight_files: Sequence[Path] = (),
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.revision = revision
+        self.config = model.config.get_text_config()
+        self.num_layers: int = self.config.num_hidden_layers
+        self.hidden_size: int = self.config.hidden_size
+        self.max_position: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.num_weight_updates = 0
+        self.layers = _decoder_layers(model, self.num_layers)
+        self._weight_files = tuple(weight_files)
+        self._taps = LayerTaps(self.layers, ())
+        self._key_index = torch.arange(0, device=self.device)
+        accepted = inspect.signature(model.forward).parameters
+        # transformers 5.2x renamed the argument.
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+        self._can_keep_last = "logits_to_keep" in accepted
+        self._num_kv_heads, self._head_dim, self._value_head_dim = self._probe_cache_shape()
+
+    @cached_property
+    def sha256(self) -> str | None:
+        """SHA-256 of the weight files, computed at the first use; None where they aren't known.
+
+        One file: its own hash. Several: the hash of `sha256sum`'s listing of them, sorted by name.
+        """
+        if not self._weight_files:
+            return None
+        hashes = {path.name: sha256_of(path) for path in self._weight_files}
+        if len(hashes) == 1:
+            return next(iter(hashes.values()))
+        listing = "".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes))
+        return hashlib.sha256(listing.encode()).hexdigest()
+
+    def new_cache(self, num_slots: int, max_length: int) -> RowCache:
+        """A cache for `num_slots` rows of up to `max_length` entries, rejected ones included."""
+        return RowCache(
+            self.num_layers,
+            self._num_kv_heads,
+            self._head_dim,
+            value_head_dim=self._value_head_dim,
+            num_slots=num_slots,
+            max_length=max_length,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def set_taps(self, layer_ids: Sequence[int]) -> None:
+        """Chooses the layers whose outputs `forward` returns; [] takes the hooks off. See taps.py.
+
+        Layer id L is the output of decoder layer L, -1 the input of layer 0; the last layer's entry is
+        taken before the final norm. Raises ValueError for an id outside -1..num_layers-1.
+        """
+        if tuple(layer_ids) == self._taps.layer_ids:
+            return
+        taps = LayerTaps(self.layers, layer_ids)
+        self._taps.remove()
+        self._taps = taps
+
+    @property
+    def tap_layer_ids(self) -> tuple[int, ...]:
+        """The ids set by `set_taps`."""
+        return self._taps.layer_ids
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: RowCache,
+        slots: Slots = None,
+        last_only: bool = False,
+        kv_length: int | None = None,
+    ) -> TargetOutput:
+        """Runs w tokens of each of b rows on top of what their slots hold, and stores their entries.
+
+        Args:
+            token_ids: int64 [b, w].
+            positions: int64 [b, w], absolute; distinct within a row. A row's tokens attend to its slot's
+                entries at positions up to their own, so every earlier position must have been written.
+                Padding a short row to w: put it after the row's tokens, at the positions that follow; its
+                entries are overwritten when the row gets there.
+            cache: from `new_cache`.
+            slots: the b rows' slots; None: 0..b-1. See `RowCache.begin`.
+            last_only: logits of the last of the w rows only.
+            kv_length: a number above every position, known to the host; None computes it, which costs a
+                synchronisation when positions are on a GPU.
+
+        The logits are the model's own (soft-capping and scaling included), not upcast. What comes back are
+        inference tensors: clone them outside inference mode before training on them.
+
+        Raises ValueError (`name=value, expected ...`) for wrong shapes, slots or lengths.
+        """
+        if token_ids.ndim != 2 or token_ids.dtype != torch.int64 or token_ids.numel() == 0:
+            raise ValueError(f"token_ids={token_ids.dtype} {list(token_ids.shape)}, expected int64 [b, w]")
+        if positions.shape != token_ids.shape:
+            raise ValueError(f"positions={list(positions.shape)}, expected {list(token_ids.shape)}")
+        if kv_length is None:
+            kv_length = int(positions.max()) + 1
+        # The number of (hidden) keys beyond a row's own changes the last bits of its result unless it comes
+        # in whole blocks: rounding up keeps a row's logits independent of its longer neighbours.
+        kv_length = min(-(-kv_length // _KEY_BLOCK) * _KEY_BLOCK, max(kv_length, cache.max_length))
+        kv_length = cache.begin(positions, slots, kv_length=kv_length)
+        token_ids = token_ids.to(self.device, non_blocking=True)
+        positions = positions.to(self.device, non_blocking=True)
+        output = self.model(
+            input_ids=token_ids,
+            attention_mask=self._mask(positions, kv_length),
+            position_ids=positions,
+            use_cache=True,
+            **{self._cache_argument: cache},
+            **({"logits_to_keep": 1} if last_only and self._can_keep_last else {}),
+        )
+        logits = output.logits
+        if last_only and not self._can_keep_last:
+            logits = logits[:, -1:]
+        return TargetOutput(logits, self._taps.features())
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The target's input embeddings: int64 [...] -> [..., hidden]. Differentiable with respect to "
+        "none."""
+        return self.model.get_input_embeddings()(token_ids)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The target's lm_head alone: [..., hidden] -> [..., V], no norm, soft-capping or scaling.
+
+        Gradients pass through to `hidden`.
+        """
+        return self.model.get_output_embeddings()(hidden)
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat by the tokenizer's template, ready for the assistant's answer.
+
+        Raises CheckpointError without a tokenizer or a chat template.
+        """
+        tokenizer = self._need_tokenizer("render_chat")
+        if not tokenizer.chat_template:
+            raise CheckpointError(
+                f"{self.name}: the tokenizer has chat_template=None, expected a template: pass prompts as "
+                "text or "
+                "token ids, or set target.tokenizer.chat_template"
+            )
+        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        return [int(i) for i in ids]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the tokenizer's own special tokens (a BOS where it adds one)."""
+        return list(self._need_tokenizer("encode")(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        tokenizer = self._need_tokenizer("decode")
+        return tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copies new values into the named weights, in place; names are the model's state_dict keys.
+
+        All names and shapes are checked first, so a refused call changes nothing. Cached keys and values of
+        the old weights are the caller's to drop. Raises CheckpointError naming the key.
+        """
+        own = self.model.state_dict()
+        for key, value in tensors.items():
+            if key not in own:
+                raise CheckpointError(
+                    f"{key}: unexpected tensor, expected one of the target's {len(own)} keys"
+                )
+            if own[key].shape != value.shape:
+                raise CheckpointError(f"{key}: shape {list(value.shape)}, expected {list(own[key].shape)}")
+        for key, value in tensors.items():
+            own[key].copy_(value)
+        self.num_weight_updates += 1
+
+    def _mask(self, positions: torch.Tensor, kv_length: int) -> torch.Tensor:
+        """Boolean [b, 1, w, kv_length]: True where the entry's index is at most the query's position."""
+        if self._key_index.shape[0] < kv_length:
+            self._key_index = torch.arange(2 * kv_length, device=self.device)
+        return self._key_index[:kv_length] <= positions[:, None, :, None]
+
+    def _need_tokenizer(self, method: str) -> Any:
+        if self.tokenizer is None:
+            raise CheckpointError(
+                f"{self.name}: no tokenizer files, expected one of {', '.join(_TOKENIZER_FILES)} for "
+                f"{method}(): "
+                "add them to the checkpoint's folder, or pass prompts as token ids"
+            )
+        return self.tokenizer
+
+    @torch.inference_mode()
+    def _probe_cache_shape(self) -> tuple[int, int, int]:
+        """(kv_heads, key width, value width), seen by running one token: configs name them in many ways."""
+        probe = _ProbeCache()
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        self.model(
+            input_ids=zero,
+            position_ids=zero,
+            attention_mask=self._mask(zero, 1),
+            use_cache=True,
+            **{self._cache_argument: probe},
+        )
+        if sorted(probe.shapes) != list(range(self.num_layers)):
+            raise CheckpointError(
+                f"{self.name}: {len(probe.shapes)} of {self.num_layers} layers keep keys and values, "
+                "expected all: "
+                "layers that share or recur can't be represented by the per-row cache"
+            )
+        shapes = set(probe.shapes.values())
+        if len(shapes) != 1:
+            raise CheckpointError(
+                f"{self.name}: layers with different attention shapes {sorted(shapes)}, expected one shape"
+            )
+        return shapes.pop()
+
+
+class _ProbeCache(Cache):
+    """Holds nothing; notes each layer's (kv_heads, key width, value width)."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        self.shapes[layer_idx] = (key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        return key_states, value_states
+
+
+def load_target(
+    name: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    revision: str | None = None,
+) -> Target:
+    """Loads a target: "demo", a hub name, a folder with safetensors, a .gguf file or a folder with one.
+
+    Args:
+        device: "auto" is CUDA where there is one, else the CPU.
+        dtype: "auto" is bfloat16 on CUDA, float32 on the CPU.
+        revision: a hub branch, tag or commit.
+
+    Safetensors and GGUF only, and no code from a checkpoint is ever run. Raises CheckpointError for a
+    checkpoint that isn't found, has other files, has missing, unexpected or misshapen tensors, or is of an
+    architecture that the per-row cache can't represent: sliding or chunked windows, recurrent layers,
+    attention sinks, soft-capped attention, length-dependent rotary scaling, encoder-decoders, multimodal
+    models.
+    """
+    asked = str(name)
+    if asked == "demo":
+        from model_loaders.demo_model import demo_target_folder
+
+        name = demo_target_folder()
+    device = _resolve_device(device)
+    dtype = _resolve_dtype(dtype, device)
+    found = _find_checkpoint(str(name), revision)
+    config = _read_config(found, revision)
+    _refuse_unsupported(config, asked)
+    model = _load_model(found, config, device, dtype, revision, asked)
+    return Target(
+        model,
+        _load_tokenizer(found, revision),
+        name=asked,
+        revision=getattr(config, "_commit_hash", None),
+        weight_files=_weight_files(found),
+    )
+
+
+class PackedLinear(nn.Linear):
+    """A float32 CPU `nn.Linear` that multiplies with a copy of its weight in oneDNN's blocked layout.
+
+    Two to three times as fast as `F.linear` at the row counts of decoding, and a row's result doesn't depend
+    on the rows beside it, bit for bit. The copy is made at the first call and again after the weight has
+    changed. Where gradients are asked for it is an ordinary `nn.Linear`.
+    """
+
+    _packed: torch.Tensor | None = None
+    _packed_from: tuple[int, int] | None = None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if input.requires_grad or weight.requires_grad or weight.device.type != "cpu" or _is_compiling():
+            return nn.functional.linear(input, weight, self.bias)
+        state = (weight.data_ptr(), weight._version)
+        if state != self._packed_from:
+            # The layout depends on the row count it is made for: the one made for 8 serves all counts.
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+            self._packed_from = state
+        rows = input.numel() // input.shape[-1]
+        if 0 < rows < 4:
+            # Four rows take less time than one to three, and a single row would be summed in another order.
+            flat = input.reshape(rows, -1)
+            four = torch.cat((flat, flat[-1:].expand(4 - rows, -1)))
+            product = torch.ops.mkldnn._linear_pointwise(four, self._packed, self.bias, "none", [], "")
+            return product[:rows].view(*input.shape[:-1], -1)
+        return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The blocked copy can be neither copied nor pickled.
+        return {k: v for k, v in self.__dict__.items() if k not in ("_packed", "_packed_from")}
+
+
+def pack_linears(model: nn.Module, max_bytes: int = 4 << 30) -> bool:
+    """Makes the model's float32 `nn.Linear`s `PackedLinear`s, which costs a copy of their weights.
+
+    Leaves a model alone, and returns False, where the copy would exceed max_bytes or torch lacks oneDNN.
+    Parameters and their names stay as they are.
+    """
+    linears = [m for m in model.modules() if type(m) is nn.Linear and m.weight.dtype == torch.float32]
+    if sum(m.weight.numel() * 4 for m in linears) > max_bytes or not _has_packed_linear():
+        return False
+    for linear in linears:
+        linear.__class__ = PackedLinear
+    return True
+
+
+def _is_compiling() -> bool:
+    return torch.compiler.is_compiling()
+
+
+def _has_packed_linear() -> bool:
+    # Not a public operator (torch.compile's CPU backend is built on it), so: try it.
+    if not torch.backends.mkldnn.is_available():
+        return False
+    weight, rows = torch.eye(16), torch.ones(3, 16)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
+        product = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+        return False
+    return torch.equal(product, rows)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _resolve_device(device: str | torch.device) -> torch.device:
+    if isinstance(device, torch.device):
+        return device
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r}, expected 'auto', 'cpu' or 'cuda[:index]'") from error
+
+
+def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    found = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype)
+    if found is None:
+        raise ValueError(f"dtype={dtype!r}, expected 'auto', 'float32', 'bfloat16' or 'float16'")
+    return found
+
+
+def _find_checkpoint(name: str, revision: str | None) -> _Checkpoint:
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise CheckpointError(
+                f"{name}: a {path.suffix or 'plain'} file, expected a .gguf file or a folder"
+            )
+        return _Checkpoint(str(path.parent), path.parent, path.name, False)
+    if path.is_dir():
+        return _find_in_folder(path)
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise CheckpointError(
+            f"{name}: no such file or folder, expected 'demo', a hub name, a folder or a .gguf file"
+        )
+    try:
+        config_file = cached_file(name, "config.json", revision=revision)
+    except OSError as error:
+        raise CheckpointError(
+            f"{name}: no such folder here and not readable from the hub, expected a checkpoint with "
+            f"config.json: {error}"
+        ) from error
+    assert config_file is not None
+    return _Checkpoint(name, Path(config_file).parent, None, True)
+
+
+def _find_in_folder(folder: Path) -> _Checkpoint:
+    files = sorted(p.name for p in folder.iterdir())
+    ggufs = [f for f in files if f.endswith(".gguf")]
+    if any(f in files for f in _SAFETENSORS_NAMES):
+        if "config.json" not in files:
+            raise CheckpointError(f"{folder}: no config.json beside the safetensors, expected one")
+        return _Checkpoint(str(folder), folder, None, False)
+    if len(ggufs) == 1:
+        return _Checkpoint(str(folder), folder, ggufs[0], False)
+    if ggufs:
+        raise CheckpointError(
+            f"{folder}: {len(ggufs)} GGUF files ({', '.join(ggufs)}), expected one: name the file"
+        )
+    pickles = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
+    if pickles:
+        raise CheckpointError(
+            f"{folder}: weights only as {', '.join(pickles)}, expected safetensors or GGUF: pickled weights "
+            "can run "
+            "code and are never loaded; convert them with save_pretrained"
+        )
+    raise CheckpointError(f"{folder}: no weights, expected {' or '.join(_SAFETENSORS_NAMES)} or a .gguf file")
+
+
+def _read_config(found: _Checkpoint, revision: str | None) -> Any:
+    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
+    if found.gguf_file:
+        require_gguf(found.gguf_file)
+        arguments["gguf_file"] = found.gguf_file
+    else:
+        raw, _ = PretrainedConfig.get_config_dict(found.source, **arguments)
+        if "auto_map" in raw:
+            raise CheckpointError(
+                f"{found.source}: config.json has auto_map={sorted(raw['auto_map'])}, expected none: code "
+                "shipped with "
+                "a checkpoint is never run; use a checkpoint of an architecture that transformers has itself"
+            )
+    try:
+        return AutoConfig.from_pretrained(found.source, trust_remote_code=False, **arguments)
+    except (ValueError, KeyError, OSError) as error:
+        raise CheckpointError(f"{found.source}: config not understood by transformers: {error}") from error
+
+
+def require_gguf(file: str) -> None:
+    """Raises CheckpointError, naming `file`, unless the packages that read GGUF are there."""
+    missing = [m for m in ("gguf", "accelerate") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise CheckpointError(
+            f"{file}: reading GGUF needs the packages gguf and accelerate, missing {', '.join(missing)}: "
+            "pip install specmask[demo]"
+        )
+
+
+def _refuse_unsupported(config: Any, name: str) -> None:
+    """Raises CheckpointError for what can be told from the config; the first forward tells the rest."""
+    kind = f"{name} (model_type {config.model_type!r})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(
+            f"{kind}: is_encoder_decoder=True, expected a decoder-only causal language model"
+        )
+    for key in ("vision_config", "audio_config", "text_config"):
+        if getattr(config, key, None) is not None:
+            raise CheckpointError(
+                f"{kind}: {key} is set, expected a text-only checkpoint: multimodal isn't supported"
+            )
+    layer_types = getattr(config, "layer_types", None)
+    other = sorted(set(layer_types or ()) - _FULL_ATTENTION)
+    if other:
+        raise CheckpointError(
+            f"{kind}: layer_types has {', '.join(other)}, expected full_attention only: the per-row cache "
+            "can't "
+            "represent sliding or chunked windows, nor recurrent layers"
+        )
+    window = getattr(config, "sliding_window", None)
+    if not layer_types and window is not None and getattr(config, "use_sliding_window", True):
+        raise CheckpointError(
+            f"{kind}: sliding_window={window}, expected None: the per-row cache can't represent sliding "
+            "windows"
+        )
+    if config.model_type == "gpt_oss":
+        raise CheckpointError(f"{kind}: attention sinks, expected plain softmax attention")
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope_type = rope.get("rope_type", rope.get("type"))
+    if rope_type in ("dynamic", "longrope"):
+        raise CheckpointError(
+            f"{kind}: rope_type={rope_type!r}, expected one that depends on the position alone: with this "
+            "one a row's "
+            "rotation depends on the longest row of its batch"
+        )
+
+
+def _load_model(
+    found: _Checkpoint, config: Any, device: torch.device, dtype: torch.dtype, revision: str | None, name: str
+) -> Any:
+    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
+    if found.gguf_file:
+        arguments["gguf_file"] = found.gguf_file
+    else:
+        arguments["use_safetensors"] = True
+    if device.type != "cpu" and importlib.util.find_spec("accelerate") is not None:
+        arguments["device_map"] = {"": device}  # straight to the device, without a copy in host memory
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            found.source,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported below, with our message
+            **arguments,
+        )
+    except (ValueError, OSError, KeyError) as error:
+        raise CheckpointError(
+            f"{name}: not loadable by transformers as a causal language model: {error}"
+        ) from error
+    model, info = loaded
+    _refuse_wrong_tensors(info, name)
+    if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
+        raise CheckpointError(
+            f"{name}: {type(model).__name__}, expected a model whose attention goes through transformers' "
+            "attention "
+            "interface and whose only state is keys and values"
+        )
+    model.set_attn_implementation(ATTENTION)
+    model = model.to(device).eval().requires_grad_(False)
+    if device.type == "cpu":
+        pack_linears(model)
+    return model
+
+
+def _refuse_wrong_tensors(info: Mapping[str, Any], name: str) -> None:
+    # transformers fills what is missing with random numbers and warns; that would be a silent wrong answer.
+    if info["mismatched_keys"]:
+        key, found, expected = min(info["mismatched_keys"])
+        more = len(info["mismatched_keys"]) - 1
+        raise CheckpointError(
+            f"{name}: {key} has shape {list(found)}, expected {list(expected)}"
+            f"{f' (and {more} more)' if more else ''}: config.json and weights don't belong together"
+        )
+    wanted = {"missing": "every weight of the model", "unexpected": "the model's weights only"}
+    for kind, expected in wanted.items():
+        keys = sorted(k for k in info[f"{kind}_keys"] if not k.endswith("rotary_emb.inv_freq"))
+        if keys:
+            listed = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+            raise CheckpointError(
+                f"{name}: {kind} tensors {listed}, expected {expected}: the checkpoint is incomplete or of "
+                "another "
+                "architecture than its config says"
+            )
+    if info.get("error_msgs"):
+        raise CheckpointError(f"{name}: {info['error_msgs'][0]}")
+
+
+def _load_tokenizer(found: _Checkpoint, revision: str | None) -> Any | None:
+    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
+    if found.gguf_file:
+        arguments["gguf_file"] = found.gguf_file
+    elif found.is_hub:
+        paths = (
+            cached_file(found.source, f, revision=revision, _raise_exceptions_for_missing_entries=False)
+            for f in _TOKENIZER_FILES
+        )
+        if not any(paths):
+            return None
+    elif not any((found.folder / f).exists() for f in _TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(found.source, trust_remote_code=False, **arguments)
+    except (ValueError, OSError, KeyError) as error:
+        raise CheckpointError(f"{found.source}: tokenizer not loadable: {error}") from error
+
+
+def _weight_files(found: _Checkpoint) -> list[Path]:
+    if found.gguf_file:
+        return [found.folder / found.gguf_file]
+    single = found.folder / "model.safetensors"
+    return [single] if single.exists() else sorted(found.folder.glob("model-*.safetensors"))
+
+
+def _eos_token_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (model.generation_config, model.config.get_text_config(), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            ids.update([value] if isinstance(value, int) else value)
+    return frozenset(ids)
+
+
+def _decoder_layers(model: Any, num_layers: int) -> list[nn.Module]:
+    decoder = model.get_decoder()
+    for attribute in ("layers", "h", "blocks"):
+        layers = getattr(decoder, attribute, None)
+        if isinstance(layers, nn.ModuleList) and len(layers) >= num_layers:
+            return list(layers)
+    raise CheckpointError(
+        f"{type(model).__name__}: no list of {num_layers} decoder layers found, expected one named layers, h "
+        "or blocks"
+    )

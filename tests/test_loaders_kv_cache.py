@@ -1,0 +1,113 @@
+"""RowCache: rows of their own lengths, against plain tensors."""
+
+import pytest
+import torch
+
+from model_loaders.kv_cache import RowCache
+
+LAYERS, HEADS, DIM, VALUE_DIM = 2, 3, 4, 5
+
+
+def make_cache(num_slots=5, max_length=200, **other):
+    return RowCache(LAYERS, HEADS, DIM, value_head_dim=VALUE_DIM, num_slots=num_slots, max_length=max_length,
+                    dtype=torch.float32, device="cpu", **other)  # fmt: skip
+
+
+def entries(rows, width, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, HEADS, width, DIM, generator=g),
+            torch.randn(rows, HEADS, width, VALUE_DIM, generator=g))  # fmt: skip
+
+
+@pytest.mark.parametrize("slots", [None, [0, 1, 2], [2, 3, 4], [4, 0, 2], torch.tensor([3, 1, 0])])
+def test_write_then_read(slots):
+    cache = make_cache()
+    positions = torch.tensor([[0, 1], [7, 3], [90, 91]])
+    keys, values = entries(3, 2)
+    got_keys, got_values = cache.write(1, keys, values, positions, slots)
+    assert got_keys.shape == (3, HEADS, 92, DIM)
+    assert got_values.shape == (3, HEADS, 92, VALUE_DIM)
+    for row in range(3):
+        for i, position in enumerate(positions[row].tolist()):
+            assert torch.equal(got_keys[row, :, position], keys[row, :, i])
+            assert torch.equal(got_values[row, :, position], values[row, :, i])
+    assert int((got_keys != 0).any(-1).any(1).sum()) == 6  # nothing else was written
+    other_layer, _ = cache.write(0, *entries(3, 2, seed=1), positions, slots)
+    assert not torch.equal(other_layer, got_keys)
+
+
+def test_neighbouring_slots_are_views():
+    cache = make_cache()
+    keys, _ = cache.write(0, *entries(2, 1), torch.tensor([[3], [9]]), [1, 2])
+    assert keys.untyped_storage().data_ptr() == cache.layers[0].keys.untyped_storage().data_ptr()
+
+
+def test_growth_keeps_entries_and_is_on_demand():
+    cache = make_cache(num_slots=8, max_length=1000)
+    assert cache.memory_bytes() == 0
+    keys, values = entries(1, 3)
+    cache.write(0, keys, values, torch.tensor([[0, 1, 2]]))
+    small = cache.memory_bytes()
+    cache.write(0, *entries(1, 1, seed=2), torch.tensor([[700]]), [7])
+    assert 0 < small < cache.memory_bytes()
+    slots, length = cache.allocated
+    assert (slots, length) == (8, 701)
+    assert cache.memory_bytes() == LAYERS * slots * length * HEADS * (DIM + VALUE_DIM) * 4
+    assert torch.equal(cache.layers[0].keys[0, :, :3], keys[0])
+    assert torch.equal(cache.layers[0].values[0, :, :3], values[0])
+
+
+def test_reserve_fixes_the_addresses():
+    cache = make_cache()
+    cache.reserve()
+    address = cache.layers[0].keys.data_ptr()
+    cache.write(0, *entries(1, 1), torch.tensor([[199]]), [4])
+    assert cache.layers[0].keys.data_ptr() == address
+    assert cache.allocated == (5, 200)
+
+
+def test_copy_snapshot_restore():
+    cache, other = make_cache(), make_cache(num_slots=9)
+    for layer in range(LAYERS):
+        cache.write(layer, *entries(1, 6, seed=layer), torch.arange(6)[None], [3])
+    kept = cache.snapshot(3, 4)
+    assert kept.memory_bytes() == LAYERS * 4 * HEADS * (DIM + VALUE_DIM) * 4
+    cache.copy_row(3, 0, 6)
+    cache.release(3)
+    other.restore(8, kept)
+    for layer in range(LAYERS):
+        keys, values = entries(1, 6, seed=layer)
+        assert torch.equal(cache.layers[layer].keys[0, :, :6], keys[0])
+        assert torch.equal(cache.layers[layer].values[0, :, :6], values[0])
+        assert torch.equal(other.layers[layer].keys[8, :, :4], keys[0, :, :4])
+        assert not cache.layers[layer].keys[3].any()  # released; the snapshot isn't a view
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: RowCache(0, 1, 1, num_slots=1, max_length=1, dtype=torch.float32, device="cpu"),
+         "num_layers=0, expected at least 1"),
+        (lambda c: c.begin(torch.tensor([0])), "positions=torch.int64 [1], expected int64 [b, w]"),
+        (lambda c: c.begin(torch.tensor([[-1]])), "positions=-1, expected at least 0"),
+        (lambda c: c.begin(torch.tensor([[200]])), "kv_length=201, expected at most max_length=200"),
+        (lambda c: c.begin(torch.tensor([[7]]), kv_length=7), "kv_length=7, expected more than"),
+        (lambda c: c.begin(torch.zeros(2, 1, dtype=torch.int64), [1, 1]), "slots=[1, 1], expected 2"),
+        (lambda c: c.begin(torch.zeros(1, 1, dtype=torch.int64), [5]), "slots=[5], expected each in 0..4"),
+        (lambda c: c.begin(torch.zeros(6, 1, dtype=torch.int64)), "positions=6 rows, expected at most"),
+        (lambda c: c.write(0, *entries(2, 1), torch.zeros(1, 1, dtype=torch.int64)), "keys=[2, 3, 1, 4],"),
+        (lambda c: c.snapshot(0, 3), "length=3, expected 0..0"),
+        (lambda c: c.copy_row(0, 9, 0), "dst=9, expected 0..4"),
+        (lambda c: c.release(-1), "slot=-1, expected 0..4"),
+        (lambda c: c.reserve(6), "num_slots=6, expected 1 to 5"),
+    ],
+)  # fmt: skip
+def test_refusals(call, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        call(make_cache())
+    assert message in str(error.value)
+
+
+def test_no_step_yet():
+    with pytest.raises(RuntimeError, match="call begin"):
+        make_cache().write(0, *entries(1, 1))
