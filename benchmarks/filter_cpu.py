@@ -39,9 +39,7 @@ def ours(case, top_k, top_p, wanted):
         np.full(rows, top_p, np.float32),
         capacity=4096,
     )
-    verdict = verify_chain(
-        case["logits"], support, case["drafts"], case["num_drafts"], case["accept"], case["draw"]
-    )
+    verdict = verify_chain(case["logits"], support, case["drafts"], case["num_drafts"], case["accept"], case["draw"])
     capture = capture_masks(case["logits"], support, verdict, wanted, MAX_SUPPORT)
     return verdict.tokens, capture.counts.sum(), capture.token_ids.size
 

@@ -12,7 +12,7 @@ from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits
 from gpu.capture import Capture, capture_masks
 from gpu.packing import pack_masks
-from gpu.philox import ACCEPT, DRAW, PROPOSAL, derive_seed, philox_4x32, uniforms
+from gpu.philox import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
 from gpu.top_tokens import top_logprobs
@@ -36,9 +36,9 @@ __all__ = [
     "Verdict",
     "adjust_logits",
     "capture_masks",
-    "derive_seed",
     "pack_masks",
     "philox_4x32",
+    "sample_seeds",
     "select_support",
     "top_logprobs",
     "uniforms",

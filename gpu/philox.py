@@ -59,15 +59,13 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray, width: int, purpose: int)
     return (philox_4x32(counter, key)[..., 0] + 0.5) * 2.0**-32
 
 
-def derive_seed(seed: int, sample_index: int) -> int:
-    """The seed of sample `sample_index` of a prompt: the seed itself for 0, else two Philox words."""
+def sample_seeds(seed: int, n: int) -> list[int]:
+    """The seeds of the n samples of a prompt: the seed itself, then two Philox words for each further one."""
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed={seed}, expected 0..2^64-1")
-    if not 0 <= sample_index < 1 << 64:
-        raise ValueError(f"sample_index={sample_index}, expected 0..2^64-1")
-    if sample_index == 0:
-        return seed
-    index, key = _words(np.array([sample_index], np.uint64)), _words(np.array([seed], np.uint64))
-    counter = np.array([index[0][0], index[1][0], SAMPLE, 0], np.uint32)
-    words = philox_4x32(counter, np.array([key[0][0], key[1][0]], np.uint32))
-    return int(words[0]) | int(words[1]) << 32
+    if n < 1:
+        raise ValueError(f"n={n}, expected at least 1")
+    low, high = _words(np.arange(1, n))
+    counter = np.stack([low, high, np.full_like(low, SAMPLE), np.zeros_like(low)], -1)
+    words = philox_4x32(counter, np.concatenate(_words(np.array([seed], np.uint64)))).astype(np.uint64)
+    return [seed, *(words[:, 0] | words[:, 1] << _WORD).tolist()]

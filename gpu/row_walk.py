@@ -21,6 +21,7 @@ WALK_CHUNK = 1024
 
 @njit(nogil=True)
 def num_chunks(support, row, vocabulary):
+    """How many chunks the row's walk has: over its stored entries, or over the vocabulary where it has none."""
     size = support.size[row]
     if size > support.token_ids.shape[1]:
         size = vocabulary
@@ -114,9 +115,7 @@ def _last_positive(ids, weights, num):
 
 
 @njit(nogil=True)
-def draw_token(
-    uniform, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights
-):
+def draw_token(uniform, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights):
     """A draw from a row's policy, changed in one of two ways; -1 if the proposal isn't a distribution.
 
     removed >= 0: without that token. proposal_start >= 0: from trunc(max(0, weight - draft_prob * total))
@@ -141,9 +140,7 @@ def draw_token(
     threshold = np.int64(math.floor(uniform * np.float64(total)))
     mass, last = np.int64(0), np.int32(-1)
     for chunk in range(chunks):
-        num = _load_law(
-            chunk, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights
-        )
+        num = _load_law(chunk, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights)
         chunk_mass = np.int64(0)
         for i in range(num):
             chunk_mass += weights[i]

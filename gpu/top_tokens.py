@@ -54,9 +54,7 @@ def _top(flat, starts, vocabulary, support, rows, top_ids, top_values, threads):
         )  # fmt: skip
 
 
-def top_logprobs(
-    logits: np.ndarray, support: Support, k: int, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def top_logprobs(logits: np.ndarray, support: Support, k: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids int32 [N, k] and log-probabilities float32 [N, k] of the most probable tokens of `rows`.
 
     logits [R, V] or [B, W, V] with B*W = R, as given to select_support. rows int32 or int64 [N] in 0..R-1.

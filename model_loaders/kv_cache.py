@@ -78,9 +78,7 @@ class _RowLayer(CacheLayerMixin):
         assert keys is not None
         assert values is not None
         keys.view(-1, keys.shape[-1]).index_copy_(0, step.flat_index, key_states.reshape(-1, keys.shape[-1]))
-        values.view(-1, values.shape[-1]).index_copy_(
-            0, step.flat_index, value_states.reshape(-1, values.shape[-1])
-        )
+        values.view(-1, values.shape[-1]).index_copy_(0, step.flat_index, value_states.reshape(-1, values.shape[-1]))
         if step.first_slot is not None:
             return (
                 keys.narrow(0, step.first_slot, step.num_rows).narrow(2, 0, step.kv_length),
@@ -348,6 +346,4 @@ class RowCache(Cache):
         self._check_slot(name, slot)
         stored = self._length if slot < self._slots else 0
         if not 0 <= length <= stored:
-            raise ValueError(
-                f"length={length}, expected 0..{stored}, the entries that slot {slot} has storage for"
-            )
+            raise ValueError(f"length={length}, expected 0..{stored}, the entries that slot {slot} has storage for")

@@ -17,26 +17,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
-from transformers.utils.hub import cached_file
 
 from model_loaders.attention import ATTENTION
+from model_loaders.demo_model import demo_target_folder
 from model_loaders.errors import CheckpointError
 from model_loaders.kv_cache import RowCache, Slots
+from model_loaders.packed_linear import pack_linears
 from model_loaders.taps import LayerTaps
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "spiece.model",
+from model_loaders.target_checkpoint import (
+    TOKENIZER_FILES,
+    Checkpoint,
+    find_checkpoint,
+    load_tokenizer,
+    read_config,
+    refuse_unsupported,
+    refuse_wrong_tensors,
+    weight_files,
 )
+
 _KEY_BLOCK = 64
-_SAFETENSORS_NAMES = ("model.safetensors", "model.safetensors.index.json")
-# transformers' names of a layer that attends to everything before it.
-_FULL_ATTENTION = {"full_attention", "attention"}
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,6 @@ class TargetOutput:
 
     logits: torch.Tensor
     features: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class _Checkpoint:
-    """A checkpoint found on disk or on the hub; `folder` exists on disk."""
-
-    source: str  # what transformers is given: a folder or a hub name
-    folder: Path
-    gguf_file: str | None
-    is_hub: bool
 
 
 class Target:
@@ -250,9 +241,7 @@ class Target:
         own = self.model.state_dict()
         for key, value in tensors.items():
             if key not in own:
-                raise CheckpointError(
-                    f"{key}: unexpected tensor, expected one of the target's {len(own)} keys"
-                )
+                raise CheckpointError(f"{key}: unexpected tensor, expected one of the target's {len(own)} keys")
             if own[key].shape != value.shape:
                 raise CheckpointError(f"{key}: shape {list(value.shape)}, expected {list(own[key].shape)}")
         for key, value in tensors.items():
@@ -268,7 +257,7 @@ class Target:
     def _need_tokenizer(self, method: str) -> Any:
         if self.tokenizer is None:
             raise CheckpointError(
-                f"{self.name}: no tokenizer files, expected one of {', '.join(_TOKENIZER_FILES)} for "
+                f"{self.name}: no tokenizer files, expected one of {', '.join(TOKENIZER_FILES)} for "
                 f"{method}(): "
                 "add them to the checkpoint's folder, or pass prompts as token ids"
             )
@@ -334,87 +323,20 @@ def load_target(
     """
     asked = str(name)
     if asked == "demo":
-        from model_loaders.demo_model import demo_target_folder
-
         name = demo_target_folder()
     device = _resolve_device(device)
     dtype = _resolve_dtype(dtype, device)
-    found = _find_checkpoint(str(name), revision)
-    config = _read_config(found, revision)
-    _refuse_unsupported(config, asked)
+    found = find_checkpoint(str(name), revision)
+    config = read_config(found, revision)
+    refuse_unsupported(config, asked)
     model = _load_model(found, config, device, dtype, revision, asked)
     return Target(
         model,
-        _load_tokenizer(found, revision),
+        load_tokenizer(found, revision),
         name=asked,
         revision=getattr(config, "_commit_hash", None),
-        weight_files=_weight_files(found),
+        weight_files=weight_files(found),
     )
-
-
-class PackedLinear(nn.Linear):
-    """A float32 CPU `nn.Linear` that multiplies with a copy of its weight in oneDNN's blocked layout.
-
-    Two to three times as fast as `F.linear` at the row counts of decoding, and a row's result doesn't depend
-    on the rows beside it, bit for bit. The copy is made at the first call and again after the weight has
-    changed. Where gradients are asked for it is an ordinary `nn.Linear`.
-    """
-
-    _packed: torch.Tensor | None = None
-    _packed_from: tuple[int, int] | None = None
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
-        if input.requires_grad or weight.requires_grad or weight.device.type != "cpu" or _is_compiling():
-            return nn.functional.linear(input, weight, self.bias)
-        state = (weight.data_ptr(), weight._version)
-        if state != self._packed_from:
-            # The layout depends on the row count it is made for: the one made for 8 serves all counts.
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
-            self._packed_from = state
-        rows = input.numel() // input.shape[-1]
-        if 0 < rows < 4:
-            # Four rows take less time than one to three, and a single row would be summed in another order.
-            flat = input.reshape(rows, -1)
-            four = torch.cat((flat, flat[-1:].expand(4 - rows, -1)))
-            product = torch.ops.mkldnn._linear_pointwise(four, self._packed, self.bias, "none", [], "")
-            return product[:rows].view(*input.shape[:-1], -1)
-        return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The blocked copy can be neither copied nor pickled.
-        return {k: v for k, v in self.__dict__.items() if k not in ("_packed", "_packed_from")}
-
-
-def pack_linears(model: nn.Module, max_bytes: int = 4 << 30) -> bool:
-    """Makes the model's float32 `nn.Linear`s `PackedLinear`s, which costs a copy of their weights.
-
-    Leaves a model alone, and returns False, where the copy would exceed max_bytes or torch lacks oneDNN.
-    Parameters and their names stay as they are.
-    """
-    linears = [m for m in model.modules() if type(m) is nn.Linear and m.weight.dtype == torch.float32]
-    if sum(m.weight.numel() * 4 for m in linears) > max_bytes or not _has_packed_linear():
-        return False
-    for linear in linears:
-        linear.__class__ = PackedLinear
-    return True
-
-
-def _is_compiling() -> bool:
-    return torch.compiler.is_compiling()
-
-
-def _has_packed_linear() -> bool:
-    # Not a public operator (torch.compile's CPU backend is built on it), so: try it.
-    if not torch.backends.mkldnn.is_available():
-        return False
-    weight, rows = torch.eye(16), torch.ones(3, 16)
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
-        product = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
-        return False
-    return torch.equal(product, rows)
 
 
 def sha256_of(path: Path) -> str:
@@ -445,123 +367,8 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtyp
     return found
 
 
-def _find_checkpoint(name: str, revision: str | None) -> _Checkpoint:
-    path = Path(name).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise CheckpointError(
-                f"{name}: a {path.suffix or 'plain'} file, expected a .gguf file or a folder"
-            )
-        return _Checkpoint(str(path.parent), path.parent, path.name, False)
-    if path.is_dir():
-        return _find_in_folder(path)
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise CheckpointError(
-            f"{name}: no such file or folder, expected 'demo', a hub name, a folder or a .gguf file"
-        )
-    try:
-        config_file = cached_file(name, "config.json", revision=revision)
-    except OSError as error:
-        raise CheckpointError(
-            f"{name}: no such folder here and not readable from the hub, expected a checkpoint with "
-            f"config.json: {error}"
-        ) from error
-    assert config_file is not None
-    return _Checkpoint(name, Path(config_file).parent, None, True)
-
-
-def _find_in_folder(folder: Path) -> _Checkpoint:
-    files = sorted(p.name for p in folder.iterdir())
-    ggufs = [f for f in files if f.endswith(".gguf")]
-    if any(f in files for f in _SAFETENSORS_NAMES):
-        if "config.json" not in files:
-            raise CheckpointError(f"{folder}: no config.json beside the safetensors, expected one")
-        return _Checkpoint(str(folder), folder, None, False)
-    if len(ggufs) == 1:
-        return _Checkpoint(str(folder), folder, ggufs[0], False)
-    if ggufs:
-        raise CheckpointError(
-            f"{folder}: {len(ggufs)} GGUF files ({', '.join(ggufs)}), expected one: name the file"
-        )
-    pickles = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
-    if pickles:
-        raise CheckpointError(
-            f"{folder}: weights only as {', '.join(pickles)}, expected safetensors or GGUF: pickled weights "
-            "can run "
-            "code and are never loaded; convert them with save_pretrained"
-        )
-    raise CheckpointError(f"{folder}: no weights, expected {' or '.join(_SAFETENSORS_NAMES)} or a .gguf file")
-
-
-def _read_config(found: _Checkpoint, revision: str | None) -> Any:
-    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
-    if found.gguf_file:
-        require_gguf(found.gguf_file)
-        arguments["gguf_file"] = found.gguf_file
-    else:
-        raw, _ = PretrainedConfig.get_config_dict(found.source, **arguments)
-        if "auto_map" in raw:
-            raise CheckpointError(
-                f"{found.source}: config.json has auto_map={sorted(raw['auto_map'])}, expected none: code "
-                "shipped with "
-                "a checkpoint is never run; use a checkpoint of an architecture that transformers has itself"
-            )
-    try:
-        return AutoConfig.from_pretrained(found.source, trust_remote_code=False, **arguments)
-    except (ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{found.source}: config not understood by transformers: {error}") from error
-
-
-def require_gguf(file: str) -> None:
-    """Raises CheckpointError, naming `file`, unless the packages that read GGUF are there."""
-    missing = [m for m in ("gguf", "accelerate") if importlib.util.find_spec(m) is None]
-    if missing:
-        raise CheckpointError(
-            f"{file}: reading GGUF needs the packages gguf and accelerate, missing {', '.join(missing)}: "
-            "pip install specmask[demo]"
-        )
-
-
-def _refuse_unsupported(config: Any, name: str) -> None:
-    """Raises CheckpointError for what can be told from the config; the first forward tells the rest."""
-    kind = f"{name} (model_type {config.model_type!r})"
-    if getattr(config, "is_encoder_decoder", False):
-        raise CheckpointError(
-            f"{kind}: is_encoder_decoder=True, expected a decoder-only causal language model"
-        )
-    for key in ("vision_config", "audio_config", "text_config"):
-        if getattr(config, key, None) is not None:
-            raise CheckpointError(
-                f"{kind}: {key} is set, expected a text-only checkpoint: multimodal isn't supported"
-            )
-    layer_types = getattr(config, "layer_types", None)
-    other = sorted(set(layer_types or ()) - _FULL_ATTENTION)
-    if other:
-        raise CheckpointError(
-            f"{kind}: layer_types has {', '.join(other)}, expected full_attention only: the per-row cache "
-            "can't "
-            "represent sliding or chunked windows, nor recurrent layers"
-        )
-    window = getattr(config, "sliding_window", None)
-    if not layer_types and window is not None and getattr(config, "use_sliding_window", True):
-        raise CheckpointError(
-            f"{kind}: sliding_window={window}, expected None: the per-row cache can't represent sliding "
-            "windows"
-        )
-    if config.model_type == "gpt_oss":
-        raise CheckpointError(f"{kind}: attention sinks, expected plain softmax attention")
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    rope_type = rope.get("rope_type", rope.get("type"))
-    if rope_type in ("dynamic", "longrope"):
-        raise CheckpointError(
-            f"{kind}: rope_type={rope_type!r}, expected one that depends on the position alone: with this "
-            "one a row's "
-            "rotation depends on the longest row of its batch"
-        )
-
-
 def _load_model(
-    found: _Checkpoint, config: Any, device: torch.device, dtype: torch.dtype, revision: str | None, name: str
+    found: Checkpoint, config: Any, device: torch.device, dtype: torch.dtype, revision: str | None, name: str
 ) -> Any:
     arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
     if found.gguf_file:
@@ -582,11 +389,9 @@ def _load_model(
             **arguments,
         )
     except (ValueError, OSError, KeyError) as error:
-        raise CheckpointError(
-            f"{name}: not loadable by transformers as a causal language model: {error}"
-        ) from error
+        raise CheckpointError(f"{name}: not loadable by transformers as a causal language model: {error}") from error
     model, info = loaded
-    _refuse_wrong_tensors(info, name)
+    refuse_wrong_tensors(info, name)
     if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
         raise CheckpointError(
             f"{name}: {type(model).__name__}, expected a model whose attention goes through transformers' "
@@ -598,55 +403,6 @@ def _load_model(
     if device.type == "cpu":
         pack_linears(model)
     return model
-
-
-def _refuse_wrong_tensors(info: Mapping[str, Any], name: str) -> None:
-    # transformers fills what is missing with random numbers and warns; that would be a silent wrong answer.
-    if info["mismatched_keys"]:
-        key, found, expected = min(info["mismatched_keys"])
-        more = len(info["mismatched_keys"]) - 1
-        raise CheckpointError(
-            f"{name}: {key} has shape {list(found)}, expected {list(expected)}"
-            f"{f' (and {more} more)' if more else ''}: config.json and weights don't belong together"
-        )
-    wanted = {"missing": "every weight of the model", "unexpected": "the model's weights only"}
-    for kind, expected in wanted.items():
-        keys = sorted(k for k in info[f"{kind}_keys"] if not k.endswith("rotary_emb.inv_freq"))
-        if keys:
-            listed = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-            raise CheckpointError(
-                f"{name}: {kind} tensors {listed}, expected {expected}: the checkpoint is incomplete or of "
-                "another "
-                "architecture than its config says"
-            )
-    if info.get("error_msgs"):
-        raise CheckpointError(f"{name}: {info['error_msgs'][0]}")
-
-
-def _load_tokenizer(found: _Checkpoint, revision: str | None) -> Any | None:
-    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
-    if found.gguf_file:
-        arguments["gguf_file"] = found.gguf_file
-    elif found.is_hub:
-        paths = (
-            cached_file(found.source, f, revision=revision, _raise_exceptions_for_missing_entries=False)
-            for f in _TOKENIZER_FILES
-        )
-        if not any(paths):
-            return None
-    elif not any((found.folder / f).exists() for f in _TOKENIZER_FILES):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(found.source, trust_remote_code=False, **arguments)
-    except (ValueError, OSError, KeyError) as error:
-        raise CheckpointError(f"{found.source}: tokenizer not loadable: {error}") from error
-
-
-def _weight_files(found: _Checkpoint) -> list[Path]:
-    if found.gguf_file:
-        return [found.folder / found.gguf_file]
-    single = found.folder / "model.safetensors"
-    return [single] if single.exists() else sorted(found.folder.glob("model-*.safetensors"))
 
 
 def _eos_token_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
@@ -665,6 +421,5 @@ def _decoder_layers(model: Any, num_layers: int) -> list[nn.Module]:
         if isinstance(layers, nn.ModuleList) and len(layers) >= num_layers:
             return list(layers)
     raise CheckpointError(
-        f"{type(model).__name__}: no list of {num_layers} decoder layers found, expected one named layers, h "
-        "or blocks"
+        f"{type(model).__name__}: no list of {num_layers} decoder layers found, expected one named layers, h or blocks"
     )

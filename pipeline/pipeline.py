@@ -295,10 +295,10 @@ class SpeculativePipeline:
                 sample_index=i,
                 params=params,
                 params_index=number,
-                seed=gpu.derive_seed(seed, i),
+                seed=sample_seed,
                 scanner=StopScanner(params, target.eos_token_ids, target.tokenizer),
             )
-            for i in range(params.n)
+            for i, sample_seed in enumerate(gpu.sample_seeds(seed, params.n))
         )
 
     def _collect(self, results: dict[int, list[Rollout]], progress: bool) -> None:

@@ -22,12 +22,13 @@ def token_ids_of(prompt: Prompted, target: Any) -> np.ndarray:
     if isinstance(prompt, str):
         return _tokenized(prompt, target.encode, target)
     if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, bytes):
-        if len(prompt) and all(isinstance(message, Mapping) for message in prompt):
-            if not all("role" in message for message in prompt):
+        parts: list[Any] = list(prompt)
+        if parts and all(isinstance(message, Mapping) for message in parts):
+            if not all("role" in message for message in parts):
                 raise InvalidRequest(f"prompt={_short(prompt)}, expected a role in every chat message")
             return _tokenized(prompt, target.render_chat, target)
-        if all(hasattr(token, "__index__") and not isinstance(token, bool) for token in prompt):
-            return np.array([_in_int32(int(token)) for token in prompt], dtype=np.int32)
+        if all(hasattr(token, "__index__") and not isinstance(token, bool) for token in parts):
+            return np.array([_in_int32(int(token)) for token in parts], dtype=np.int32)
     raise InvalidRequest(f"prompt={_short(prompt)}, expected a string, a list of chat messages or a list of token ids")
 
 

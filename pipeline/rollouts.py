@@ -106,7 +106,7 @@ def _to_table(rollouts: Sequence[Rollout]) -> pa.Table:
     def of(things: list[Any], get: Callable[[Any], Any]) -> list[Any]:
         return [None if thing is None else get(thing) for thing in things]
 
-    values = {
+    values: dict[str, list[Any]] = {
         "prompt_token_ids": [rollout.prompt_token_ids for rollout in rollouts],
         "token_ids": [rollout.token_ids for rollout in rollouts],
         "logprobs": [rollout.logprobs for rollout in rollouts],
@@ -155,7 +155,9 @@ def _list_column(rows: list[np.ndarray | None], kind: pa.DataType) -> pa.Array:
     dtype = kind.value_type.to_pandas_dtype()
     flat = np.concatenate(present, dtype=dtype) if present else np.empty(0, dtype)
     build = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64() if build is pa.LargeListArray else pa.int32())
+    offsets = pa.array(
+        np.concatenate([[0], np.cumsum(sizes)]), pa.int64() if build is pa.LargeListArray else pa.int32()
+    )
     return build.from_arrays(
         offsets, pa.array(flat, kind.value_type), type=kind, mask=pa.array([row is None for row in rows], pa.bool_())
     )

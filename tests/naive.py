@@ -102,18 +102,14 @@ def verify(policies, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, d
         draft = draft_tokens[i]
         if not 0 <= draft < row.probs.size:
             return Verdict(tokens, len(tokens), INVALID, i, borderline)
-        proposal = (
-            np.eye(1, row.probs.size, draft)[0] if draft_probs is None else draft_probs[i].astype(float)
-        )
+        proposal = np.eye(1, row.probs.size, draft)[0] if draft_probs is None else draft_probs[i].astype(float)
         if not 0 < proposal[draft] < np.inf:
             return Verdict(tokens, len(tokens), INVALID, i, borderline)
         if accept_uniforms[i] * proposal[draft] < row.probs[draft]:
             borderline |= abs(accept_uniforms[i] * proposal[draft] - row.probs[draft]) < BORDER
             tokens.append(int(draft))
             continue
-        borderline |= row.probs[draft] > 0 and (
-            abs(accept_uniforms[i] * proposal[draft] - row.probs[draft]) < BORDER
-        )
+        borderline |= row.probs[draft] > 0 and (abs(accept_uniforms[i] * proposal[draft] - row.probs[draft]) < BORDER)
         if row.greedy:
             return Verdict([*tokens, int(row.probs.argmax())], len(tokens), OK, -1, borderline)
         residual = np.maximum(row.probs - proposal, 0.0)

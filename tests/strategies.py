@@ -89,9 +89,7 @@ temperatures = st.one_of(
     st.sampled_from([0.0, 1e-6, 1e-5, 1e-3, 0.1, 0.7, 1.0, 1.0, 2.0, 100.0, 1e6, 1e30]), st.floats(0.05, 5.0)
 )
 top_ps = st.one_of(st.sampled_from([1.0, 0.999999, 0.95, 0.9, 0.5, 0.1, 1e-6]), st.floats(1e-3, 1.0))
-min_ps = st.one_of(
-    st.just(0.0), st.just(0.0), st.sampled_from([1e-6, 0.05, 0.5, 0.999]), st.floats(0.0, 0.99)
-)
+min_ps = st.one_of(st.just(0.0), st.just(0.0), st.sampled_from([1e-6, 0.05, 0.5, 0.999]), st.floats(0.0, 0.99))
 unit = st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0.0, 1.0, exclude_max=True))
 
 

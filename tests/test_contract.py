@@ -68,8 +68,8 @@ def test_thresholds_other_than_one():
     pipe = pipes.pipe()
     pipe.set_accept_thresholds(single=1.0, acc=0.8)
     assert refusal(pipe) == (
-        "return_sampling_mask=True, expected False while the acceptance thresholds are single=1.0 and acc=0.8: only 1.0 "
-        "is exact; call set_accept_thresholds(1.0, 1.0)"
+        "return_sampling_mask=True, expected False while the acceptance thresholds are single=1.0 and acc=0.8: only "
+        "1.0 is exact; call set_accept_thresholds(1.0, 1.0)"
     )
     pipe.set_accept_thresholds(1.0, 1.0)
     pipe.submit([1, 2, 3], SamplingParams(**MASKED))
@@ -132,8 +132,8 @@ def test_no_silent_greedy_fallback():
     pipe = pipeline_with(GreedyOnly())
     assert not pipe.capabilities.sampling_verify_available
     expected = (
-        "temperature=1.0, expected 0: the draft method 'guess' can only be verified greedily; use temperature=0, another "
-        "draft, or draft=None"
+        "temperature=1.0, expected 0: the draft method 'guess' can only be verified greedily; use temperature=0, "
+        "another draft, or draft=None"
     )
     assert refusal(pipe) == expected
     assert refusal(pipe, return_sampling_mask=False) == expected
@@ -145,8 +145,11 @@ PROMPTS = [
     ([1, 320], "prompt token=320, expected ids in [0, 320)"),
     ([-1], "prompt token=-1, expected ids in [0, 320)"),
     ([2**40], f"prompt token={2**40}, expected a token id"),
-    ([1] * 128, "prompt length=128, expected less than max_length=128; shorten the prompt or build the pipeline with a "
-                "larger max_length"),
+    (
+        [1] * 128,
+        "prompt length=128, expected less than max_length=128; shorten the prompt or build the pipeline with a "
+        "larger max_length",
+    ),
     (3, "prompt=3, expected a string, a list of chat messages or a list of token ids"),
     ([1.5], "prompt=[1.5], expected a string, a list of chat messages or a list of token ids"),
     (b"bytes", "prompt=b'bytes', expected a string, a list of chat messages or a list of token ids"),
@@ -192,7 +195,9 @@ def test_one_bad_request_refuses_itself_only():
     good = SamplingParams(**MASKED)
     prompts = [[1, 2, 3], [1, 999], [4, 5], [7]]
     params = [good, good, SamplingParams(**(MASKED | {"top_k": None, "n": 2})), good]
-    with pytest.warns(UserWarning, match="3 of 5 samples were refused or aborted; the first, of prompt 1: prompt token"):
+    with pytest.warns(
+        UserWarning, match="3 of 5 samples were refused or aborted; the first, of prompt 1: prompt token"
+    ):
         rollouts = pipe.generate(prompts, params)
     assert [r.prompt_index for r in rollouts] == [0, 1, 2, 2, 3]
     assert [r.ok for r in rollouts] == [True, False, False, False, True]

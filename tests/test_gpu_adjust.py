@@ -52,24 +52,14 @@ def test_each_row_is_the_oracles(data, size):
     for b in range(batch):
         drafts[b, num_drafts[b] :] = -1
     penalties = {
-        "repetition_penalty": np.array(
-            [data.draw(st.sampled_from([1.0, 1.3, 0.5])) for _ in range(batch)], "f4"
-        ),
-        "frequency_penalty": np.array(
-            [data.draw(st.sampled_from([0.0, 0.7, -0.4])) for _ in range(batch)], "f4"
-        ),
-        "presence_penalty": np.array(
-            [data.draw(st.sampled_from([0.0, 1.1, -2.0])) for _ in range(batch)], "f4"
-        ),
+        "repetition_penalty": np.array([data.draw(st.sampled_from([1.0, 1.3, 0.5])) for _ in range(batch)], "f4"),
+        "frequency_penalty": np.array([data.draw(st.sampled_from([0.0, 0.7, -0.4])) for _ in range(batch)], "f4"),
+        "presence_penalty": np.array([data.draw(st.sampled_from([0.0, 1.1, -2.0])) for _ in range(batch)], "f4"),
     }
     values = st.sampled_from([-np.inf, -100.0, 0.0, 0.3, 5.0])
-    bias = [
-        data.draw(st.lists(st.tuples(st.integers(0, size - 1), values), max_size=3)) for _ in range(batch)
-    ]
+    bias = [data.draw(st.lists(st.tuples(st.integers(0, size - 1), values), max_size=3)) for _ in range(batch)]
     got = logits.copy()
-    adjust_logits(
-        got, drafts, num_drafts, history=history_of(prompts, outputs), logit_bias=bias_of(bias), **penalties
-    )
+    adjust_logits(got, drafts, num_drafts, history=history_of(prompts, outputs), logit_bias=bias_of(bias), **penalties)
     for b in range(batch):
         for i in range(width):
             want = logits[b, i]

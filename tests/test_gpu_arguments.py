@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from gpu import capture_masks, derive_seed, philox_4x32, select_support, top_logprobs, uniforms, verify_chain
+from gpu import capture_masks, philox_4x32, sample_seeds, select_support, top_logprobs, uniforms, verify_chain
 
 F, I = np.float32, np.int32
 
@@ -121,7 +121,9 @@ def test_random_numbers():
     with pytest.raises(ValueError, match=r"seeds=int64\[1\], expected a NumPy array uint64\[1\]"):
         uniforms(np.zeros(1, np.int64), np.array([0]), 1, 0)
     with pytest.raises(ValueError, match=r"seed=-1, expected 0..2\^64-1"):
-        derive_seed(-1, 0)
+        sample_seeds(-1, 1)
+    with pytest.raises(ValueError, match=r"n=0, expected at least 1"):
+        sample_seeds(0, 0)
 
 
 def test_an_empty_batch():

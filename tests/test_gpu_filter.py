@@ -75,9 +75,7 @@ def test_a_row_depends_on_itself_only(rows, order, data):
     wide = np.zeros((len(pick), 2, size + 3), rows.logits.dtype)
     wide[:, 1, :size] = rows.logits[pick]
     strided = wide[:, 1, :size]
-    some = select_support(
-        strided, *(a[pick] for a in rows.filter_arguments()[1:]), filter_order=order, capacity=size
-    )
+    some = select_support(strided, *(a[pick] for a in rows.filter_arguments()[1:]), filter_order=order, capacity=size)
     for name in ("status", "maximum", "cutoff", "total", "count", "argmax", "greedy"):
         np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[pick])
     for i, row in enumerate(pick):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu import ACCEPT, DRAW, PROPOSAL, derive_seed, philox_4x32, uniforms
+from gpu import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from tests import naive
 from tests.strategies import fuzz
 
@@ -33,9 +33,7 @@ def test_known_answers():
 @fuzz
 @given(counter=st.lists(word, min_size=4, max_size=4), key=st.lists(word, min_size=2, max_size=2))
 def test_philox_is_the_oracles(counter, key):
-    assert philox_4x32(np.array(counter, np.uint32), np.array(key, np.uint32)).tolist() == naive.philox(
-        counter, key
-    )
+    assert philox_4x32(np.array(counter, np.uint32), np.array(key, np.uint32)).tolist() == naive.philox(counter, key)
 
 
 @fuzz
@@ -57,15 +55,14 @@ def test_uniforms_are_uniform():
     assert u.min() > 0
     assert u.max() < 1
     counts = np.histogram(u, 64, (0, 1))[0]
-    assert (
-        (counts - u.size / 64) ** 2 / (u.size / 64)
-    ).sum() < 118  # chi-square, 63 degrees: 3e-5 false alarms
+    assert ((counts - u.size / 64) ** 2 / (u.size / 64)).sum() < 118  # chi-square, 63 degrees: 3e-5 false alarms
 
 
-def test_derived_seeds():
-    assert derive_seed(5, 0) == 5
-    seeds = {derive_seed(seed, i) for seed in (0, 5, 2**64 - 1) for i in range(100)}
+def test_sample_seeds():
+    assert sample_seeds(5, 1) == [5]
+    seeds = {seed for base in (0, 5, 2**64 - 1) for seed in sample_seeds(base, 100)}
     assert len(seeds) == 300
-    assert all(0 <= seed < 2**64 for seed in seeds)
-    words = naive.philox([1, 2, 3, 0], [5, 0])
-    assert derive_seed(5, 1 + (2 << 32)) == words[0] | words[1] << 32
+    assert all(isinstance(seed, int) and 0 <= seed < 2**64 for seed in seeds)
+    for base in (5, 2**40 + 7):
+        words = naive.philox([2, 0, 3, 0], [base & 0xFFFFFFFF, base >> 32])
+        assert sample_seeds(base, 3)[2] == words[0] | words[1] << 32

@@ -69,9 +69,7 @@ def test_with_draft_probs(setting, closeness):
     drafts = np.searchsorted(np.cumsum(proposal.astype(float)), coins(PROPOSAL)[:, :1])
     drafts = np.minimum(drafts, SIZE - 1).astype(np.int32)
     draft_probs = np.broadcast_to(proposal, (TRIALS, 1, SIZE))
-    verdict = verify_chain(
-        logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW), draft_probs
-    )
+    verdict = verify_chain(logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW), draft_probs)
     assert chi_square_is_fine(verdict.tokens[:, 0], policies[0].probs)
     accepted = verdict.num_accepted == 1
     assert abs(accepted.mean() - np.minimum(policies[0].probs, proposal).sum()) < 0.02
@@ -130,7 +128,7 @@ def test_thresholds_change_the_law_by_their_definition():
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, float("nan")])
 def test_thresholds_out_of_range(value):
-    with pytest.raises(ValueError, match="threshold_single=.*, expected a number above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"threshold_single=.*, expected a number above 0 and at most 1"):
         verify_with_thresholds(value, 1.0)
-    with pytest.raises(ValueError, match="threshold_acc=.*, expected a number above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"threshold_acc=.*, expected a number above 0 and at most 1"):
         verify_with_thresholds(1.0, value)

@@ -48,9 +48,7 @@ def test_relative_error(temperature):
 def test_the_maximum_weighs_one_and_the_rest_no_more():
     for maximum in (0.0, -0.0, 1e-45, -3e38, 3e38, 17.3):
         for temperature in (1e-5, 1.0, 3e38):
-            x = np.array(
-                [maximum, np.nextafter(np.float32(maximum), np.float32(-np.inf)), -np.inf], np.float32
-            )
+            x = np.array([maximum, np.nextafter(np.float32(maximum), np.float32(-np.inf)), -np.inf], np.float32)
             got = weights_of(x, np.float32(maximum), np.float32(temperature))
             assert got[0] == ONE
             assert 0 <= got[1] <= ONE
@@ -81,9 +79,7 @@ def test_every_half_is_decoded_exactly():
     half = bits.view(np.float16)
     got = decoded(logit_rows(half[None], 2).flat)
     number = ~np.isnan(half)
-    np.testing.assert_array_equal(
-        got[number].view(np.uint32), half[number].astype(np.float32).view(np.uint32)
-    )
+    np.testing.assert_array_equal(got[number].view(np.uint32), half[number].astype(np.float32).view(np.uint32))
     assert np.isnan(got[~number]).all()
     bfloat = decoded(logit_rows(bits[None], 2).flat)
     np.testing.assert_array_equal(bfloat.view(np.uint32), bits.astype(np.uint32) << 16)

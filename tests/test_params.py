@@ -46,7 +46,7 @@ REFUSED = [
     ({"top_logprobs": -1}, "top_logprobs=-1, expected an integer of at least 0"),
     ({"ignore_eos": 1}, "ignore_eos=1, expected True or False"),
     ({"return_sampling_mask": "yes"}, "return_sampling_mask='yes', expected True or False"),
-    ({"sampling_logprobs": "all"}, "sampling_logprobs='all', expected \"selected\" or \"support\""),
+    ({"sampling_logprobs": "all"}, 'sampling_logprobs=\'all\', expected "selected" or "support"'),
 ]
 
 

@@ -116,7 +116,7 @@ class ForcedDrafts:
 
 
 def test_no_ending_before_min_new_tokens():
-    """EOS has nearly all of the mass, yet neither it nor a stop token comes before the minimum, in any row of a block."""
+    """EOS has nearly all of the mass, yet neither it nor a stop token comes too early, in any row of a block."""
     for speculative in (False, True):
         pipe = pipes.pipe(speculative)
         params = SamplingParams(

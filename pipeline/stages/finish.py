@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,8 +67,8 @@ def make_rollout(request: Request, tokenizer: Any) -> Rollout:
         text=text,
         finish_reason=request.finish_reason or "abort",
         logprobs=whole.logprobs if kept and params.return_logprobs else None,
-        sampling_mask=_mask(whole, request) if kept and params.return_sampling_mask else None,
-        top_logprobs=TopLogprobs(whole.top_ids, whole.top_values) if kept and params.top_logprobs else None,
+        sampling_mask=_mask(whole, params.sampling_logprobs) if kept else None,
+        top_logprobs=_top(whole) if kept else None,
         num_rounds=len(request.num_accepted),
         num_accepted=np.array(request.num_accepted, dtype=np.int32),
         seed=request.seed,
@@ -79,11 +79,18 @@ def make_rollout(request: Request, tokenizer: Any) -> Rollout:
     )
 
 
-def _mask(whole: Chunk, request: Request) -> SamplingMask:
-    mode = request.params.sampling_logprobs
+def _mask(whole: Chunk, mode: Literal["selected", "support"]) -> SamplingMask | None:
+    if whole.mask_ids is None or whole.mask_sizes is None or whole.mask_logprobs is None:
+        return None
     return SamplingMask(
         token_ids=whole.mask_ids,
         offsets=np.concatenate([[0], np.cumsum(whole.mask_sizes)]).astype(np.int64),
         logprobs=whole.mask_logprobs if mode == "support" else whole.logprobs,
         mode=mode,
     )
+
+
+def _top(whole: Chunk) -> TopLogprobs | None:
+    if whole.top_ids is None or whole.top_values is None:
+        return None
+    return TopLogprobs(whole.top_ids, whole.top_values)

@@ -57,8 +57,8 @@ class Pack:
         if verdict.status[b] == gpu.INVALID:
             token = request.num_generated + int(verdict.error_row[b])
             request.fail(
-                f"INVALID: the policy of output token {token} has NaN, +inf or no finite logit, or its draft has no "
-                "probability under its own law; check the weights, the processors and the draft"
+                f"INVALID: the policy of output token {token} has NaN, +inf or no finite logit, or its draft has "
+                "no probability under its own law; check the weights, the processors and the draft"
             )
         elif capture is not None and request.params.return_sampling_mask and capture.status[b] == gpu.OVERFLOW:
             request.fail(

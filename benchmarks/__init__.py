@@ -1,0 +1,1 @@
+"""Measurements; each writes JSON with machine, versions and commit to benchmarks/results/."""
