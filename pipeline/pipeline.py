@@ -63,7 +63,7 @@ class SpeculativePipeline:
     """
 
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
-        checked = Options(**options)
+        checked = Options(**options).within(target)
         # A block is written to the cache whole, so its last rows may lie beyond max_length.
         room = checked.max_length + (1 if draft is None else draft.block_size)
         self.state = State(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import gpu
 from pipeline.errors import InvalidRequest
 from pipeline.request import Request
 
@@ -16,7 +17,7 @@ class Options:
 
     Attributes:
         max_batch: Slots: requests decoded at once.
-        max_length: Tokens of prompt and output together.
+        max_length: Tokens of prompt and output together; at most the positions that the target was made for.
         filter_order: "top_k_first" or "joint": one order for sampling, verification and capture.
         max_support: The cap on a captured support.
         allow_unbounded_support: Serve masks without a finite top_k.
@@ -39,6 +40,16 @@ class Options:
             raise InvalidRequest(f'filter_order={self.filter_order!r}, expected "top_k_first" or "joint"')
         if not isinstance(self.allow_unbounded_support, bool):
             raise InvalidRequest(f"allow_unbounded_support={self.allow_unbounded_support!r}, expected True or False")
+
+    def within(self, target: Any) -> Options:
+        """These options for a target: `max_length` no longer than its positions.
+
+        Raises:
+            InvalidRequest: A vocabulary wider than the kernels take.
+        """
+        if target.vocab_size > gpu.MAX_VOCABULARY:
+            raise InvalidRequest(f"vocab_size={target.vocab_size}, expected at most {gpu.MAX_VOCABULARY}")
+        return replace(self, max_length=min(self.max_length, target.max_position or self.max_length))
 
 
 @dataclass

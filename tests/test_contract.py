@@ -239,6 +239,20 @@ def test_options(options, message):
     assert str(refused.value) == message
 
 
+def test_options_meet_the_target():
+    assert pipes.target().max_position == 1024
+    assert pipes.pipe(max_length=5000).capabilities.max_length == 1024
+
+    class Wide:
+        vocab_size = 262_145
+        max_position = 4096
+
+    from pipeline import SpeculativePipeline
+
+    with pytest.raises(InvalidRequest, match="vocab_size=262145, expected at most 262144"):
+        SpeculativePipeline(Wide())
+
+
 def test_capabilities_report():
     report = pipes.pipe().capabilities
     assert (report.method, report.block_size) == ("dflash", 4)
