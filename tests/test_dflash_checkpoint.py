@@ -1,0 +1,242 @@
+"""DFlash checkpoints: a round trip, the names and keys that occur in public ones, and everything refused."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model_loaders import draft_checkpoint
+from model_loaders.dflash import SLIDING
+from model_loaders.draft_checkpoint import default_layer_ids, load_draft, save_draft
+from model_loaders.errors import CheckpointError
+from tests.test_dflash import MASK, VOCAB, make_draft
+
+
+@pytest.fixture
+def target():
+    return SimpleNamespace(
+        hidden_size=24, num_layers=5, vocab_size=VOCAB, device=torch.device("cpu"), dtype=torch.float32,
+        tokenizer=SimpleNamespace(get_vocab=lambda: {"<mask>": MASK}),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_draft(tmp_path, make_draft())
+    return tmp_path
+
+
+def edit(folder, change):
+    """Rewrite config.json through change(config)."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def edit_tensors(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"layer_types": (SLIDING, SLIDING), "sliding_window": 7, "causal": False}, {"attention_bias": True},
+     {"rope": {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4, "original_max_position_embeddings": 64}},
+     {"vocab_size": VOCAB}],
+)  # fmt: skip
+def test_round_trip(tmp_path, target, kind):
+    draft = make_draft(**kind)
+    save_draft(tmp_path, draft)
+    found = load_draft(str(tmp_path), target)
+    assert found.config == draft.config
+    assert (found.name, found.revision) == (str(tmp_path), None)
+    for name, tensor in draft.module.state_dict().items():
+        assert torch.equal(found.module.state_dict()[name], tensor)
+    assert found.sha256 == load_draft(str(tmp_path), target).sha256
+    assert not any(p.requires_grad for p in found.module.parameters())
+
+
+def test_stored_in_another_dtype(tmp_path, target):
+    save_draft(tmp_path, make_draft(), dtype=torch.bfloat16)
+    assert load_file(tmp_path / "model.safetensors")["fc.weight"].dtype == torch.bfloat16
+    assert load_draft(str(tmp_path), target).dtype == torch.float32
+
+
+def test_prefix_fused_projections_and_shards(folder, target):
+    tensors = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    for layer in range(2):
+        attention = f"model.layers.{layer}.self_attn"
+        parts = [tensors.pop(f"{attention}.{p}_proj.weight") for p in "qkv"]
+        tensors[f"{attention}.qkv_proj.weight"] = torch.cat(parts)
+    names = sorted(tensors)
+    (folder / "model.safetensors").unlink()
+    save_file({n: tensors[n] for n in names[::2]}, folder / "model-00001-of-00002.safetensors")
+    save_file({n: tensors[n] for n in names[1::2]}, folder / "model-00002-of-00002.safetensors")
+    found = load_draft(str(folder), target).module.state_dict()
+    for name, tensor in make_draft().module.state_dict().items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_keys_at_the_top_level(folder, target):
+    def flatten(config):
+        config |= config.pop("dflash_config")
+        config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), "type": "default"}
+        config["is_causal"] = True
+
+    edit(folder, flatten)
+    config = load_draft(str(folder), target).config
+    assert config.target_layer_ids == (0, 2, 3)
+    assert config.mask_token_id == MASK
+    assert config.rope["rope_theta"] == 10000.0
+    assert config.causal is True
+
+
+def test_nested_keys_win(folder, target):
+    edit(folder, lambda c: c.update(block_size=9) or c["dflash_config"].update(block_size=5))
+    assert load_draft(str(folder), target).block_size == 5
+
+
+def test_mask_token_by_name(folder, target):
+    edit(
+        folder,
+        lambda c: c["dflash_config"].pop("mask_token_id") and c["dflash_config"].update(mask_token="<mask>"),
+    )
+    assert load_draft(str(folder), target).mask_token_id == MASK
+
+
+def test_default_layer_ids():
+    assert default_layer_ids(5, 36) == (1, 9, 17, 25, 33)
+    assert default_layer_ids(5, 32) == (1, 8, 15, 22, 29)
+    assert default_layer_ids(8, 40) == (1, 6, 11, 16, 22, 27, 32, 37)
+    assert default_layer_ids(1, 36) == (18,)
+
+
+def test_guessed_layer_ids_warn(folder, target):
+    edit(folder, lambda c: c["dflash_config"].pop("target_layer_ids"))
+    edit_tensors(folder, lambda t: t.update({"fc.weight": torch.zeros(24, 48)}))
+    with pytest.warns(UserWarning, match=r"names no target_layer_ids; using \[1, 2\]"):
+        assert load_draft(str(folder), target).target_layer_ids == (1, 2)
+
+
+def test_unknown_nested_key_warns(folder, target):
+    edit(folder, lambda c: c["dflash_config"].update(shiny=3))
+    with pytest.warns(UserWarning, match=r"dflash_config.shiny=3"):
+        load_draft(str(folder), target)
+
+
+CONFIGS = [
+    (lambda c: c.update(hidden_size=32), "hidden_size=32, but the target has 24"),
+    (lambda c: c.update(num_target_layers=7), "num_target_layers=7, but the target has 5"),
+    (lambda c: c.update(vocab_size=99), f"vocab_size=99, but the target has {VOCAB}"),
+    (lambda c: c["dflash_config"].update(mask_token_id=VOCAB), f"mask_token_id={VOCAB}, expected .* {VOCAB}"),
+    (
+        lambda c: c["dflash_config"].update(target_layer_ids=[0, 4]),
+        r"target_layer_ids=\[0, 4\], expected .* 3",
+    ),
+    (lambda c: c["dflash_config"].update(target_layer_ids=[-2, 1]), r"target_layer_ids=\[-2, 1\]"),
+    (lambda c: c["dflash_config"].update(conv_kernel_size=2), "dflash_config.conv_kernel_size=2.*implement"),
+    (lambda c: c.update(output_multiplier=0.5), "output_multiplier=0.5, expected 1.0"),
+    (lambda c: c.update(attention_sink_bias=True), "attention_sink_bias=True, expected False"),
+    (lambda c: c.update(final_logit_softcapping=30.0), "final_logit_softcapping=30.0, expected None"),
+    (lambda c: c.update(attention_value_scale=2.0), "attention_value_scale=2.0"),
+    (lambda c: c.update(markov_rank=256), "markov_rank=256"),
+    (
+        lambda c: c.update(architectures=["DFlash2DraftModel"]),
+        r"\['DFlash2DraftModel'\], expected \['DFlashDraftModel'\]",
+    ),
+    (lambda c: c.update(architectures=["Qwen3DSparkModel"]), "Qwen3DSparkModel"),
+    (lambda c: c.update(speculators_model_type="dflash"), "speculators_model_type='dflash'"),
+    (lambda c: c.pop("rope_theta"), "rope_theta=None"),
+    (
+        lambda c: c.update(rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "rope_type='dynamic', expected one of",
+    ),
+    (lambda c: c.update(block_size=1), "block_size=1, expected an integer of at least 2"),
+    (lambda c: c.pop("intermediate_size"), "intermediate_size=None"),
+    (lambda c: c.update(layer_types=["full_attention"]), "layer_types has 1 entries, num_hidden_layers=2"),
+    (lambda c: c.update(layer_types=["full_attention", "linear"]), r"layer_types holds \['linear'\]"),
+    (lambda c: c.update(hidden_act="gelu"), "hidden_act='gelu', expected 'silu'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CONFIGS)
+def test_refused_configs(folder, target, change, message):
+    edit(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(str(folder), target)
+
+
+TENSORS = [
+    (lambda t: t.pop("layers.1.self_attn.q_norm.weight"), "missing .*layers.1.self_attn.q_norm.weight"),
+    (lambda t: t.update({"embed_tokens.weight": torch.zeros(2, 2)}), "no place for: embed_tokens.weight"),
+    (
+        lambda t: t.update({"fc.weight": torch.zeros(24, 48)}),
+        r"fc.weight has shape \[24, 48\], expected \[24, 72\]",
+    ),
+    (lambda t: t.update({"model.fc.weight": torch.zeros(24, 72)}), "fc.weight occurs twice"),
+    (
+        lambda t: t.update({"layers.0.self_attn.qkv_proj.weight": torch.zeros(7, 24)}),
+        "has 7 rows, expected 80",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), TENSORS)
+def test_refused_tensors(folder, target, change, message):
+    edit_tensors(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(str(folder), target)
+
+
+def test_refused_places(tmp_path, target, monkeypatch):
+    with pytest.raises(CheckpointError, match=r"config.json is missing"):
+        load_draft(str(tmp_path), target)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        load_draft(str(tmp_path / "nothing"), target)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="no JSON"):
+        load_draft(str(tmp_path), target)
+    save_draft(tmp_path, make_draft())
+    (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors")
+    with pytest.raises(CheckpointError, match="can't be read"):
+        load_draft(str(tmp_path), target)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no \*.safetensors"):
+        load_draft(str(tmp_path), target)
+
+
+def test_hub_names(folder, target, monkeypatch):
+    """A hub name asks for safetensors and config.json only; the revision is the snapshot's commit."""
+    asked = {}
+
+    def snapshot_download(name, **options):
+        asked.update(options, name=name)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    draft = load_draft("someone/some-draft", target, revision="v1")
+    assert asked == {
+        "name": "someone/some-draft",
+        "revision": "v1",
+        "allow_patterns": ["*.safetensors", "config.json"],
+    }
+    assert (draft.name, draft.revision) == ("someone/some-draft", folder.name)
+
+
+def test_the_shipped_demo_draft_is_the_cards():
+    """It loads for a target of the demo's size, is the file that the card names, and is small enough to ship."""
+    target = SimpleNamespace(
+        hidden_size=576, num_layers=30, vocab_size=49152, device=torch.device("cpu"), dtype=torch.float32
+    )
+    draft = load_draft("demo", target)
+    assert (draft.block_size, draft.target_layer_ids) == (8, (1, 7, 14, 20, 27))
+    card = (draft_checkpoint.DEMO_DRAFT / "README.md").read_text(encoding="utf-8")
+    assert draft.sha256 in card
+    assert sum(path.stat().st_size for path in draft.files) < 20_000_000
