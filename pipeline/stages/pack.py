@@ -62,6 +62,7 @@ class Pack:
             )
         elif capture is not None and request.params.return_sampling_mask and capture.status[b] == gpu.OVERFLOW:
             request.fail(
-                f"OVERFLOW: support={capture.counts[b].max()}, expected at most max_support={state.options.max_support}; "
-                "lower top_k or top_p, or build the pipeline with a larger max_support"
+                f"OVERFLOW: support={capture.counts[b].max()}, expected at most "
+                f"max_support={state.options.max_support}; lower top_k or top_p, or build the pipeline with a "
+                "larger max_support"
             )

@@ -1,0 +1,326 @@
+"""The training loop of a DFlash draft, its checkpoints and its log.
+
+Master weights and optimiser state are float32; the forward runs on a copy in the target's dtype, which is how
+the draft will run later. The target's features are computed on the fly. A step depends on its number, the
+seed and the weights alone, so a resumed run goes on as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from model_loaders.dflash import DFlashConfig, DFlashDraft, DFlashModule
+from model_loaders.errors import CheckpointError
+from model_loaders.taps import LayerTaps
+from model_loaders.training.attention import training_attention
+from model_loaders.training.blocks import StepStats, block_hidden, block_loss, draw_anchors
+from model_loaders.training.dataset import Batch, Batches, Text, collate
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """steps: optimiser steps in all. batch: texts a step. anchors: blocks a text. length: tokens a text is
+    cut to. soft: see block_loss. warmup: share of the steps. every: steps between checkpoints and held-out
+    losses.
+    """
+
+    steps: int = 4000
+    batch: int = 32
+    anchors: int = 64
+    length: int = 640
+    learning_rate: float = 6e-4
+    warmup: float = 0.04
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    gamma: float = 4.0
+    soft: float = 0.0
+    seed: int = 0
+    every: int = 500
+    log_every: int = 20
+
+
+class Trainer:
+    """Trains one module in `folder`, which gets log.jsonl and training/state.safetensors."""
+
+    def __init__(
+        self,
+        target: Any,
+        config: DFlashConfig,
+        texts: Sequence[Text],
+        held_out: Sequence[Text],
+        options: TrainingOptions,
+        folder: Path,
+    ):
+        self.target, self.config, self.options, self.folder = target, config, options, folder
+        self.device, self.dtype = target.device, target.dtype
+        self.held_out = [collate(list(held_out[i : i + options.batch]), options.length)
+                         for i in range(0, len(held_out), options.batch)]  # fmt: skip
+        self.batches = Batches(texts, options.batch, options.length, options.seed)
+        self.module = DFlashModule(config)
+        initialise(self.module, options.seed)
+        self.module.to(self.device)
+        self.named = dict(self.module.named_parameters())
+        self.optimizer = torch.optim.AdamW(
+            list(self.named.values()),
+            lr=options.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=options.weight_decay,
+            fused=self.device.type == "cuda",
+        )
+        self.step = 0
+        self.states = TargetStates(target, config.target_layer_ids)
+        self.feature_scale = self._feature_scale()
+        self.state_file = folder / "training" / "state.safetensors"
+        self.state_file.parent.mkdir(parents=True, exist_ok=True)
+
+    def train(
+        self,
+        *,
+        until: int | None = None,
+        seconds: float | None = None,
+        on_checkpoint: Callable[[], None] | None = None,
+    ) -> bool:
+        """Run to step `until` (None: the last) or for so many seconds. Returns whether training is over."""
+        options, begun = self.options, time.monotonic()
+        last = options.steps if until is None else min(until, options.steps)
+        bar = tqdm(total=last, initial=self.step, desc="training", unit="step")
+        window: list[StepStats] = []
+        while self.step < last and (seconds is None or time.monotonic() - begun < seconds):
+            window.append(self.one_step())
+            self.step += 1
+            bar.update()
+            if self.step % options.log_every == 0 or self.step == last:
+                row = _means(window)
+                self._log({"step": self.step, "lr": self.learning_rate(self.step - 1), **row})
+                bar.set_postfix(loss=f"{row['loss']:.3f}", first=f"{row['accuracy'][0]:.3f}")
+                window = []
+            if self.step % options.every == 0 and self.step < last:
+                self._log({"step": self.step, "held_out": self.evaluate()})
+                self.save()
+                if on_checkpoint is not None:
+                    on_checkpoint()
+        bar.close()
+        self._log({"step": self.step, "held_out": self.evaluate()})
+        self.save()
+        return self.step >= options.steps
+
+    def one_step(self) -> StepStats:
+        """One optimiser step on the batch of `self.step`."""
+        options = self.options
+        batch = self.batches.at(self.step).to(self.device)
+        copies = {name: weight.to(self.dtype) for name, weight in self.named.items()}
+        stats = self._blocks(batch, self.step, copies, backward=True)
+        torch.nn.utils.clip_grad_norm_(list(self.named.values()), options.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(self.step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return stats
+
+    @torch.no_grad()
+    def start_from(self, draft: DFlashDraft) -> None:
+        """Begin with a trained draft's weights. Raises CheckpointError if it is of another shape."""
+        if draft.config != self.config:
+            raise CheckpointError(
+                f"--start-from {draft.name}: its configuration is {draft.config}, expected {self.config}; "
+                "give the options that it was trained with"
+            )
+        self.module.load_state_dict(draft.module.float().state_dict())
+        self.module.fc.weight.div_(self.feature_scale)
+
+    @torch.no_grad()
+    def result(self) -> DFlashModule:
+        """The trained module for features as they come, float32 on the CPU."""
+        module = DFlashModule(self.config)
+        module.load_state_dict({name: weight.cpu() for name, weight in self.module.state_dict().items()})
+        module.fc.weight.mul_(self.feature_scale.cpu())
+        return module
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, Any]:
+        """Loss, accuracy and the target's probability of the guesses on the held-out texts, by position."""
+        copies = {name: weight.to(self.dtype) for name, weight in self.named.items()}
+        return _means([
+            self._blocks(batch.to(self.device), -1 - i, copies, backward=False)
+            for i, batch in enumerate(self.held_out)
+        ])  # fmt: skip
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine to zero."""
+        options = self.options
+        warm = max(1, round(options.warmup * options.steps))
+        if step < warm:
+            return options.learning_rate * (step + 1) / warm
+        done = (step - warm) / max(1, options.steps - warm)
+        return options.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+    def save(self) -> None:
+        """Write the state file: weights, both moments, and the step, whole or not at all."""
+        tensors: dict[str, Tensor] = {}
+        for name, weight in self.named.items():
+            tensors[f"weight.{name}"] = weight.detach()
+            for key in ("exp_avg", "exp_avg_sq"):
+                if key in self.optimizer.state[weight]:
+                    tensors[f"{key}.{name}"] = self.optimizer.state[weight][key]
+        part = self.state_file.with_suffix(".part")
+        state = self._identity(self.step)
+        save_file({k: v.contiguous() for k, v in tensors.items()}, part, metadata={"state": state})
+        os.replace(part, self.state_file)
+
+    def resume(self) -> bool:
+        """Go on from the state file, if there is one. Raises CheckpointError if it is another run's."""
+        path = self.state_file
+        if not path.exists():
+            return False
+        with safe_open(path, framework="pt", device=str(self.device)) as stream, torch.no_grad():
+            found = json.loads(stream.metadata()["state"])
+            for key, value in json.loads(self._identity(found["step"])).items():
+                if found.get(key) != value:
+                    raise CheckpointError(
+                        f"{path}: {key}={found.get(key)}, expected {value}; resume with the options it was "
+                        "started with, or choose another output folder"
+                    )
+            self.step = found["step"]
+            for name, weight in self.named.items():
+                weight.copy_(stream.get_tensor(f"weight.{name}"))
+                if self.step:
+                    self.optimizer.state[weight] = {
+                        "step": torch.tensor(float(self.step), device=self.device),
+                        "exp_avg": stream.get_tensor(f"exp_avg.{name}"),
+                        "exp_avg_sq": stream.get_tensor(f"exp_avg_sq.{name}"),
+                    }
+        return True
+
+    def _feature_scale(self) -> Tensor:
+        """1 / rms of every feature, float32 [m*d].
+
+        Residual streams have a few huge dimensions, which would drown the others in `fc` for thousands of
+        steps. Training sees scaled features; `result` folds the scale into fc, so checkpoints stay plain.
+        """
+        batch = self.batches.at(0).to(self.device)
+        features, _ = self.states(batch.tokens)
+        real = torch.arange(features.shape[1], device=self.device) < batch.lengths.unsqueeze(1)
+        real[:, 0] = False  # the first token is an attention sink, unlike all others
+        rms = features[real].float().square().mean(0).sqrt()
+        return 1 / rms.clamp(min=1e-6)
+
+    def _identity(self, step: int) -> str:
+        options = {k: v for k, v in asdict(self.options).items() if k not in ("every", "log_every")}
+        state = {
+            "step": step, "options": options, "config": asdict(self.config), "texts": len(self.batches.texts),
+        }  # fmt: skip
+        return json.dumps(state)
+
+    def _blocks(self, batch: Batch, number: int, weights: dict[str, Tensor], *, backward: bool) -> StepStats:
+        generator = torch.Generator(self.device).manual_seed((self.options.seed * 1_000_003 + number) % 2**63)
+        anchors, real = draw_anchors(batch, self.options.anchors, generator)
+        features, target_hidden = self.states(batch.tokens)
+        ids = torch.full((*anchors.shape, self.config.block_size), self.config.mask_token_id, device=self.device)
+        ids[..., 0] = batch.tokens.gather(1, anchors)
+        features = features * self.feature_scale.to(features.dtype)
+        hidden = block_hidden(self.module, self.target.embed(ids), features, anchors, weights)
+        wanted = bool(self.options.soft) or not backward
+        return block_loss(
+            hidden,
+            self.target.head,
+            batch,
+            anchors,
+            real,
+            gamma=self.options.gamma,
+            soft=self.options.soft,
+            target_hidden=target_hidden if wanted else None,
+            backward=backward,
+        )
+
+    def _log(self, row: dict[str, Any]) -> None:
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+class TargetStates:
+    """tokens [b, L] -> (features [b, L, m*d], states that enter the head [b, L, d]), without gradients.
+
+    On CUDA one graph for each shape: an eager forward is bound by its launches. What it returns is then
+    overwritten by the next call.
+    """
+
+    def __init__(self, target: Any, layer_ids: Sequence[int]):
+        self.target, self.layer_ids = target, tuple(layer_ids)
+        self.graphs: dict[tuple[int, ...], tuple[Any, Tensor, tuple[Tensor, Tensor]]] = {}
+
+    def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        if tokens.device.type != "cuda":
+            return self._forward(tokens)
+        shape = tuple(tokens.shape)
+        if shape not in self.graphs:
+            self.graphs[shape] = self._capture(tokens)
+        graph, static, out = self.graphs[shape]
+        static.copy_(tokens)
+        graph.replay()
+        return out
+
+    def _capture(self, tokens: Tensor) -> tuple[Any, Tensor, tuple[Tensor, Tensor]]:
+        static = tokens.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._forward(static)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = self._forward(static)
+        return graph, static, out
+
+    @torch.no_grad()
+    def _forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        # Texts are padded on the right, so plain causal attention is right for every real token.
+        taps = LayerTaps(self.target.layers, self.layer_ids)
+        try:
+            with training_attention(self.target):
+                out = self.target.model.base_model(input_ids=tokens, use_cache=False)
+            features = taps.features()
+        finally:
+            taps.remove()
+        assert features is not None
+        return features, out.last_hidden_state
+
+
+def initialise(module: DFlashModule, seed: int) -> None:
+    """Normal weights of deviation 0.5 / sqrt(hidden_size), norms of one; the same for a seed everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    deviation = 0.5 / module.config.hidden_size**0.5
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.fill_(1.0)
+            elif name.endswith("bias"):
+                weight.zero_()
+            else:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
+
+
+def _means(stats: Sequence[StepStats]) -> dict[str, Any]:
+    """Mean loss, and accuracy and target probability by position, over some batches."""
+    counts = torch.stack([s.counts for s in stats]).sum(0).clamp(min=1)
+    mass = torch.stack([s.mass for s in stats]).sum(0) / counts
+    row = {
+        "loss": float(torch.stack([s.loss for s in stats]).mean()),
+        "accuracy": [round(x, 4) for x in (torch.stack([s.hits for s in stats]).sum(0) / counts).tolist()],
+    }
+    if bool(mass.any()):
+        row["target_probability"] = [round(x, 4) for x in mass.tolist()]
+    return row

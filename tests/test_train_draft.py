@@ -1,0 +1,218 @@
+"""Draft training on tiny targets: blocks as in decoding, a falling loss, a resumed run that is the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model_loaders.dflash import FULL, SLIDING, DFlashDraft
+from model_loaders.draft_checkpoint import load_draft
+from model_loaders.target import load_target
+from model_loaders.train_draft import main, mask_token_id
+from model_loaders.training.acceptance import count_rounds
+from model_loaders.training.blocks import block_hidden, block_loss, draw_anchors
+from model_loaders.training.dataset import Batch, Batches, Text, load_texts, save_texts
+from model_loaders.training.prompts import Plan, read_prompts, self_written
+from model_loaders.training.trainer import TargetStates
+from model_loaders.training.writing import Writer
+from tests.test_dflash import make_draft
+from tests.tiny_models import write_tiny_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target whose next token hardly depends on more than the last: easily learned."""
+    folder = write_tiny_target(tmp_path_factory.mktemp("target"), vocab_size=260, num_layers=4, logit_std=6.0)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            tensor.mul_(0.1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder):
+    return load_target(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"layer_types": (SLIDING, FULL), "sliding_window": 3}, {"causal": True},
+     {"layer_types": (SLIDING,), "sliding_window": 4, "causal": False}],
+)  # fmt: skip
+def test_training_blocks_equal_proposals(kind):
+    """Every anchor's block in one training forward has the logits that decoding gives at that anchor."""
+    draft = make_draft(**kind)
+    generator = torch.Generator().manual_seed(5)
+    length, anchors = 12, torch.tensor([[1, 4, 5, 9], [2, 3, 7, 10]])
+    features = torch.randn(2, length, 72, generator=generator)
+    tokens = torch.randint(0, 60, (2, length), generator=generator)
+    ids = torch.full((2, 4, draft.block_size), draft.mask_token_id)
+    ids[..., 0] = tokens.gather(1, anchors)
+    hidden = block_hidden(draft.module, draft.target.embed(ids), features, anchors)
+    for row in range(2):
+        for column in range(4):
+            anchor = int(anchors[row, column])
+            cache = draft.new_cache(1, 32)
+            draft.extend(features[row : row + 1, :anchor], torch.arange(anchor)[None], cache)
+            expected = draft.propose(tokens[row, anchor : anchor + 1], torch.tensor([anchor]), cache)
+            got = draft.target.head(hidden[row, column, 1:])
+            torch.testing.assert_close(got[None], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_anchors_lie_in_the_answer():
+    batch = Batch(torch.zeros(3, 20, dtype=torch.int64), torch.tensor([20, 8, 6]), torch.tensor([4, 5, 4]))
+    anchors, real = draw_anchors(batch, 6, torch.Generator().manual_seed(0))
+    assert real.sum(1).tolist() == [6, 2, 1]
+    for row, (low, high) in enumerate([(4, 18), (5, 6), (4, 4)]):
+        kept = anchors[row][real[row]].tolist()
+        assert len(set(kept)) == len(kept)
+        assert all(low <= anchor <= high for anchor in kept)
+
+
+def test_loss_is_the_weighted_cross_entropy():
+    """Against a loop over anchors and drafts, with an end of text inside a block; gradients in pieces too."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(2, 3, 4, 8, generator=generator, requires_grad=True)
+    target_hidden = torch.randn(2, 10, 8, generator=generator)
+    weight = torch.randn(11, 8, generator=generator)
+    batch = Batch(torch.randint(0, 11, (2, 10), generator=generator), torch.tensor([10, 7]), torch.tensor([1, 1]))
+    anchors, real = torch.tensor([[1, 5, 8], [2, 5, 0]]), torch.tensor([[True] * 3, [True, True, False]])
+    total, norm = torch.zeros(()), 0.0
+    for b in range(2):
+        for a in range(3):
+            for k in range(1, 4):
+                at = int(anchors[b, a]) + k
+                if real[b, a] and at < batch.lengths[b]:
+                    scale = float(torch.tensor(-(k - 1) / 4.0).exp())
+                    logs = (weight @ hidden[b, a, k]).log_softmax(-1)
+                    soft = (weight @ target_hidden[b, at - 1]).softmax(-1)
+                    total = total - scale * (0.75 * logs[batch.tokens[b, at]] + 0.25 * (soft * logs).sum())
+                    norm += scale
+    (total / norm).backward()
+    expected, hidden.grad = hidden.grad, None
+    stats = block_loss(
+        hidden, lambda x: x @ weight.T, batch, anchors, real, gamma=4.0, soft=0.25,
+        target_hidden=target_hidden, backward=True, rows_at_once=5,
+    )  # fmt: skip
+    torch.testing.assert_close(stats.loss, (total / norm).detach())
+    torch.testing.assert_close(hidden.grad, expected)
+    assert stats.counts.tolist() == [5, 3, 3]
+
+
+def test_target_states_are_the_cached_forward(target):
+    """The features that a draft trains on are those that decoding gives it."""
+    tokens = torch.randint(0, 250, (2, 9), generator=torch.Generator().manual_seed(0))
+    features, last = TargetStates(target, (0, 2))(tokens)
+    target.set_taps((0, 2))
+    out = target.forward(tokens, torch.arange(9).expand(2, -1), target.new_cache(2, 9))
+    target.set_taps(())
+    torch.testing.assert_close(features, out.features, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(target.head(last), out.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_writer_writes_the_targets_own_text(target):
+    """Greedy answers are the model's own; turns are closed by the template; slots are reused."""
+    prompts = [(10, 20, 30), (40, 50), (60, 61, 62, 63), (9,)]
+    plans = [Plan(prefix, None, 0.0) for prefix in prompts]
+    plans.insert(2, Plan((70, 71), (258, 10, 257, 65), 0.0))  # a user turn of the target's own
+    texts = Writer(target, slots=2, max_length=24, user_tokens=5, look_every=4).write(plans, 5)
+    assert len(texts) == 5
+    for prefix in prompts:
+        text = next(t for t in texts if tuple(t.tokens[: len(prefix)].tolist()) == prefix)
+        assert text.answer_start == len(prefix)
+        ids = list(prefix)
+        while len(ids) < 24 and not (len(ids) > len(prefix) and ids[-1] in target.eos_token_ids):
+            with torch.inference_mode():
+                ids.append(int(target.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        assert text.tokens.tolist() == ids
+    own = next(t for t in texts if tuple(t.tokens[:2].tolist()) == (70, 71))
+    assert own.tokens[own.answer_start - 4 : own.answer_start].tolist() == [258, 10, 257, 65]
+    assert own.answer_start - 4 - 2 <= 5
+
+
+def test_self_written_plans_follow_the_template(target):
+    plans = self_written(target, 3, (0.0, 1.0))
+    for index, plan in zip(range(30), plans, strict=False):
+        prefix, suffix = target.decode(plan.prefix, skip_special_tokens=False), plan.suffix
+        assert "<|im_start|>user\n" in prefix
+        assert target.decode(suffix, skip_special_tokens=False).endswith("<|im_end|>\n<|im_start|>assistant\n")
+        assert plan.temperature == (0.0, 1.0)[index % 2]
+
+
+def test_texts_on_disk_and_batches(tmp_path):
+    texts = [Text(torch.arange(n, dtype=torch.int32), 2, 0.5) for n in (3, 9, 5)]
+    save_texts(tmp_path / "texts.safetensors", texts)
+    found = load_texts(tmp_path / "texts.safetensors")
+    assert [t.tokens.tolist() for t in found] == [t.tokens.tolist() for t in texts]
+    batches = Batches(found, 2, 6, seed=1)
+    seen = [n for step in range(3) for n in batches.at(step).lengths.tolist()]
+    assert sorted(seen[:3]) == sorted(seen[3:]) == [3, 5, 6]
+    assert torch.equal(Batches(found, 2, 6, seed=1).at(2).tokens, batches.at(2).tokens)
+
+
+def test_prompt_files(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"turns": ["a", "b"]}\n\n{"prompt": "c"}\n')
+    assert read_prompts(path) == ["a", "c"]
+    path.write_text('{"question": "a"}\n')
+    with pytest.raises(ValueError, match=r"line 1.*expected"):
+        read_prompts(path)
+
+
+def test_mask_token(target):
+    assert mask_token_id(None, target) == 256  # <|endoftext|>: special, and not in the chat template
+    with pytest.raises(ValueError, match="--mask-token"):
+        mask_token_id("nothing", target)
+
+
+def command(folder, output, prompts, *more):
+    return [
+        "--target", str(folder), "--output", str(output), "--device", "cpu", "--prompts", str(prompts),
+        "--samples", "96", "--slots", "96", "--max-length", "40", "--held-out", "8", "--layers", "1",
+        "--block-size", "4", "--steps", "120", "--batch", "8", "--anchors", "16", "--every", "1000",
+        "--learning-rate", "6e-3", "--temperatures", "0", "--measure-prompts", "8", "--measure-tokens", "12",
+        *more,
+    ]  # fmt: skip
+
+
+def test_command_line_trains_resumes_and_exports(folder, target, tmp_path):
+    """One run in a piece, one stopped and resumed: the same draft, which beats an untrained one."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"{word} {n}" for word in ("why", "how", "sum") for n in range(32)))
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert main(command(folder, whole, prompts)) == 0
+    texts = str(whole / "training" / "texts.safetensors")
+    assert main(command(folder, halves, prompts, "--texts", texts, "--stop-after", "1")) == 0
+    assert main(command(folder, halves, prompts, "--texts", texts, "--resume")) == 0
+    log = [json.loads(line) for line in (whole / "log.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in log if "loss" in row]
+    assert losses[-1] < 0.8 * losses[0]
+    first, second = load_draft(str(whole), target), load_draft(str(halves), target)
+    for name, tensor in first.module.state_dict().items():
+        torch.testing.assert_close(second.module.state_dict()[name], tensor, msg=name)
+    report = json.loads((whole / "acceptance.json").read_text())
+    trained = report["results"]["greedy"]["tokens_per_round"]["held_out"]
+    random_draft = DFlashDraft(type(first.module)(first.config).eval(), target)
+    asked = [text.tokens[: text.answer_start].tolist() for text in load_texts(whole / "training" / "texts.safetensors")]
+    untrained = count_rounds(target, random_draft, asked[:8], max_new_tokens=12, temperature=0.0)
+    assert trained > untrained.tokens_per_round + 0.2
+    # Going on from a finished draft begins where it ended.
+    more = tmp_path / "more"
+    options = ("--texts", texts, "--start-from", str(whole), "--steps", "0", "--measure-tokens", "4")
+    assert main(command(folder, more, prompts, *options)) == 0
+    for name, tensor in load_draft(str(more), target).module.state_dict().items():
+        torch.testing.assert_close(first.module.state_dict()[name], tensor, msg=name)
+    assert main(command(folder, more, prompts, *options, "--layers", "2")) == 2
+    # Another run's state is refused.
+    assert main(command(folder, whole, prompts, "--resume", "--seed", "1")) == 2
+
+
+def test_dspark_is_refused(folder, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--target", str(folder), "--output", str(tmp_path), "--method", "dspark"])
+    assert "dspark" in capsys.readouterr().err
