@@ -162,6 +162,33 @@ class TestGoodDraft(MaskKit):
         return pipe
 
 
+class OnCuda(MaskKit):
+    dtype = "float32"
+
+    def make(self, **options):
+        from model_loaders import load_draft, load_target
+        from pipeline import SpeculativePipeline
+
+        target = load_target(pipes.target_folder(), device="cuda", dtype=self.dtype)
+        draft = load_draft(str(pipes.draft_folder()), target)
+        return SpeculativePipeline(target, draft, max_batch=4, max_length=128, **options)
+
+
+@pytest.mark.gpu
+class TestCudaFloat32(OnCuda):
+    def test_the_tokens_are_the_cpus(self):
+        params = self.params(max_new_tokens=16)
+        on_gpu, on_cpu = (pipe.generate(PROMPTS, params) for pipe in (self.make(), pipes.pipe()))
+        for a, b in zip(on_gpu, on_cpu, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            assert a.sampling_mask.token_ids.tolist() == b.sampling_mask.token_ids.tolist()
+
+
+@pytest.mark.gpu
+class TestCudaBfloat16(OnCuda):
+    dtype = "bfloat16"
+
+
 def test_the_token_of_the_prefill_is_captured_like_any_other():
     pipe = pipes.pipe(speculative=False)
     params = SamplingParams(top_k=9, max_new_tokens=1, seed=0, return_sampling_mask=True, sampling_logprobs="support")
