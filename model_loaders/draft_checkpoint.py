@@ -23,6 +23,7 @@ from torch import Tensor
 
 from model_loaders.dflash import FULL, SLIDING, DFlashConfig, DFlashDraft, DFlashModule
 from model_loaders.errors import CheckpointError
+from model_loaders.packed_linear import pack_linears
 
 DEMO_DRAFT = Path(__file__).parent / "demo_draft"
 
@@ -62,6 +63,8 @@ def load_draft(name: str, target: Any, *, revision: str | None = None) -> DFlash
     module = DFlashModule(config)
     _place(module, _read_tensors(folder, files))
     module.to(device=target.device, dtype=target.dtype).requires_grad_(False).eval()
+    if target.device.type == "cpu":
+        pack_linears(module)
     return DFlashDraft(module, target, name=name, revision=revision, files=files)
 
 

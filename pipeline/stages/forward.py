@@ -22,12 +22,13 @@ class Forward:
         starts = np.array([[request.cached] for request in proposal.requests], dtype=np.int64)
         positions = starts + np.arange(ids.shape[1])
         on_device = torch.from_numpy(positions).to(target.device)
+        longest = int(positions.max()) + 1
         output = target.forward(
             torch.from_numpy(ids).to(target.device),
             on_device,
             state.target_cache,
-            kv_length=int(positions.max()) + 1,
+            kv_length=longest,
         )
         if state.draft is not None:
-            state.draft.extend(output.features, on_device, state.draft_cache)
+            state.draft.extend(output.features, on_device, state.draft_cache, kv_length=longest)
         return Block(proposal, output.logits)

@@ -77,5 +77,7 @@ class Prefill:
                 kv_length=end,
             )
             if state.draft is not None:
-                state.draft.extend(output.features, positions[:, start:end], state.draft_cache, slots=slots)
+                state.draft.extend(
+                    output.features, positions[:, start:end], state.draft_cache, slots=slots, kv_length=end
+                )
         return output.logits
