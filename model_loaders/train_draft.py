@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line's options."""
     p = argparse.ArgumentParser(prog="python -m model_loaders.train_draft", description=__doc__.split("\n\n")[0])
     p.add_argument("--target", required=True, help='"demo", a folder, a GGUF file or a hub name')
     p.add_argument("--revision", help="of a target on the hub")
