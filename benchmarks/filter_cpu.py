@@ -1,23 +1,21 @@
 """Filter, verify and capture on the CPU: the kernels of gpu/ against the same work in torch.
 
-    python benchmarks/filter_cpu.py [--threads 2] [--repeats 5]
+    python -m benchmarks.filter_cpu [--threads 2] [--repeats 5]
 
 8 requests of 8 rows over 151,936 tokens, float32, N(0, 3). Both sides give the support of every row, the
 tokens committed (target-only verification) and the captured masks. Writes benchmarks/results/filter_cpu.json.
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
-from pathlib import Path
 
 import numba
 import numpy as np
 import torch
 
+from benchmarks.report import write
 from gpu import capture_masks, select_support, verify_chain
 
 REQUESTS, WIDTH, VOCABULARY = 8, 8, 151_936
@@ -102,13 +100,6 @@ def measure(function, *arguments, repeats):
     return {"best_ms": round(min(times) * 1e3, 3), "median_ms": round(statistics.median(times) * 1e3, 3)}
 
 
-def processor():
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    return next(line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
@@ -131,23 +122,15 @@ def main():
         }
         medians = f"specmask {mine['median_ms']:8.2f} ms   torch {theirs['median_ms']:8.1f} ms"
         print(f"{name:24} {medians}   {ratio:6.1f}x")
-    report = {
-        "machine": {"name": platform.machine(), "processor": processor(), "cores": os.cpu_count()},
-        "threads": options.threads,
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
-        "threading_layer": numba.threading_layer(),
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "numba": numba.__version__,
-            "torch": torch.__version__,
+    write(
+        "filter_cpu",
+        {
+            "work": f"{REQUESTS} x {WIDTH} rows x {VOCABULARY}, float32: select, verify, capture",
+            "threads": options.threads,
+            "threading_layer": numba.threading_layer(),
+            "results": results,
         },
-        "work": f"{REQUESTS} x {WIDTH} rows x {VOCABULARY}, float32: select, verify, capture",
-        "results": results,
-    }
-    path = Path(__file__).parent / "results" / "filter_cpu.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    )
 
 
 if __name__ == "__main__":
