@@ -20,7 +20,7 @@ lint: $(STAMP)
 	$(PY) -m mypy
 
 unit: $(STAMP)
-	$(PY) -m pytest
+	$(PY) -m pytest --durations=10
 
 fuzz: $(STAMP)
 	SPECMASK_FUZZ_EXAMPLES=$(EXAMPLES) $(PY) -m pytest tests/test_gpu_*.py
