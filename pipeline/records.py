@@ -6,7 +6,8 @@ draft left, gives the bonus token. A prefill's block has one row and no drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -55,20 +56,34 @@ class Adjusted:
     """Set by adjust: the logits that are sampled from, [B, W, V] on the host.
 
     float32 where any request adjusts its own; otherwise the model's dtype (bfloat16 as uint16 bits).
+
+    Attributes:
+        failures: Why row i of request b has no policy, by (b, i): its logits are NaN. It ends the request only if
+            the verification gets there.
     """
 
     proposal: Proposal
     logits: np.ndarray
+    failures: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Verified:
     """Set by verify: every row's policy (`gpu.Support`, rows in order b * W + i) and what was committed from it."""
 
-    proposal: Proposal
-    logits: np.ndarray
+    adjusted: Adjusted
     support: gpu.Support
     verdict: gpu.Verdict
+
+    @property
+    def proposal(self) -> Proposal:
+        """The drafts that were tested."""
+        return self.adjusted.proposal
+
+    @property
+    def logits(self) -> np.ndarray:
+        """What was sampled from, [B, W, V]."""
+        return self.adjusted.logits
 
 
 @dataclass(frozen=True)
@@ -103,12 +118,15 @@ class Packed:
 
     Attributes:
         requests: B requests.
-        chunks: One for each; empty for a request that failed.
+        chunks: One for each: the rows before one that failed.
+        failures: For each, why the row after its chunk failed, or None. It ends the request unless the output ends
+            within the chunk.
         num_accepted: int32 [B], drafts accepted.
     """
 
     requests: list[Request]
     chunks: list[Chunk]
+    failures: list[str | None]
     num_accepted: np.ndarray
 
 

@@ -121,13 +121,14 @@ def verify(policies, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, d
 
 
 def capture(policies, num_committed, status, max_support):
-    """One wanted request: (status, [(ids, logprobs)] of its committed rows)."""
-    rows = [np.flatnonzero(policies[i].kept) for i in range(num_committed)]
-    if status == INVALID:
-        return INVALID, []
-    if any(ids.size > max_support for ids in rows):
-        return OVERFLOW, []
-    return OK, [(ids, policies[i].logprobs[ids]) for i, ids in enumerate(rows)]
+    """One wanted request: (status, failed row or -1, [(ids, logprobs)] of its committed rows before that)."""
+    masks = []
+    for i in range(num_committed):
+        ids = np.flatnonzero(policies[i].kept)
+        if ids.size > max_support:
+            return OVERFLOW, i, masks
+        masks.append((ids, policies[i].logprobs[ids]))
+    return (INVALID, num_committed, masks) if status == INVALID else (OK, -1, masks)
 
 
 def top_logprobs(row, logits, k):

@@ -57,6 +57,7 @@ def test_capture_is_the_oracles(case, order, capacity, data):
         committed = verdict.num_committed[b]
         if not wanted[b]:
             assert capture.status[b] == OK
+            assert capture.failed_row[b] == -1
             assert not got
             assert not capture.counts[b].any()
             continue
@@ -68,8 +69,9 @@ def test_capture_is_the_oracles(case, order, capacity, data):
         own = policies[b * width : b * width + committed]
         if any(row.borderline for row in own):
             continue
-        status, want = naive.capture(own, committed, verdict.status[b], max_support)
+        status, failed_row, want = naive.capture(own, committed, verdict.status[b], max_support)
         assert capture.status[b] == status
+        assert capture.failed_row[b] == failed_row
         assert capture.counts[b].tolist() == [int(row.kept.sum()) for row in own] + [0] * (width - committed)
         assert len(got) == len(want)
         for (ids, logprobs), (want_ids, want_logprobs) in zip(got, want, strict=True):
@@ -120,7 +122,7 @@ def test_selected_logprobs_and_captured_distributions_over_many_rows():
             assert np.abs(np.exp(logprobs.astype(float)) - want.probs[ids]).sum() <= 2e-6
 
 
-def test_an_overflow_refuses_its_request_only():
+def test_an_overflow_fails_its_row_only():
     rng = np.random.default_rng(12)
     x = np.stack([landscape("normal", 257, rng) for _ in range(6)]).reshape(3, 2, 257)
     x[1, 1] = 0.0  # a plateau: 257 ties at the top-k cutoff
@@ -130,20 +132,27 @@ def test_an_overflow_refuses_its_request_only():
     capture = capture_masks(x, support, verdict, np.array([True, True, True]), 256)
     assert capture.status.tolist() == [OK, OVERFLOW, OK]
     assert capture.counts.tolist() == [[8, 8], [8, 257], [8, 8]]
-    assert capture.row_start.tolist() == [0, 2, 2, 4]
-    assert capture.offsets.tolist() == [0, 8, 16, 24, 32]
+    assert capture.failed_row.tolist() == [-1, 1, -1]
+    assert capture.row_start.tolist() == [0, 2, 3, 5]
+    assert capture.offsets.tolist() == [0, 8, 16, 24, 32, 40]
     complete = capture_masks(x, support, verdict, np.array([False, True, False]), 257)
     assert [len(ids) for ids, _ in masks_of(complete, 1)] == [8, 257]
 
 
-def test_invalid_beats_overflow():
-    x = np.zeros((1, 2, 33), np.float32)
-    x[0, 1, 0] = np.nan
-    support = select(x)
-    verdict = verify_chain(x, support, ints(3)[None], ints(1), both(0.0, (1, 2)), both(0.5, (1, 2)))
-    capture = capture_masks(x, support, verdict, np.array([True]), 4)
-    assert capture.status.tolist() == [INVALID]
-    assert capture.row_start.tolist() == [0, 0]
+def test_the_first_failing_row_names_the_status():
+    """A row is INVALID or too large, never both; of two failing rows the first counts."""
+    x = np.zeros((3, 2, 33), np.float32)
+    x[0, 1, 0] = np.nan  # too large, then INVALID
+    x[1, 0, 0] = np.nan  # INVALID at once, though its other logits tie
+    x[2, 0, 5], x[2, 1, 0] = 100.0, np.inf  # a singleton by top_p, then INVALID
+    support = select(x, top_p=0.5)
+    drafts = ints(3, 3, 5)[:, None]
+    verdict = verify_chain(x, support, drafts, ints(1, 1, 1), both(0.0, (3, 2)), both(0.5, (3, 2)))
+    capture = capture_masks(x, support, verdict, np.array([True, True, True]), 4)
+    assert capture.status.tolist() == [OVERFLOW, INVALID, INVALID]
+    assert capture.failed_row.tolist() == [0, 0, 1]
+    assert capture.row_start.tolist() == [0, 0, 0, 1]
+    assert capture.token_ids.tolist() == [5]
 
 
 def test_nothing_wanted_is_nothing_done():

@@ -16,14 +16,15 @@ from pipeline.state import State
 class Adjust:
     """Changes each verify row with that row's own prefix: prompt, output, and the drafts before it.
 
-    A block in which nobody adjusts anything passes through without a copy on the CPU. A processor that raises ends its
-    own request.
+    A block in which nobody adjusts anything passes through without a copy on the CPU. A row whose processor raises has
+    no policy, which ends its request if the verification gets to that row.
     """
 
     def __call__(self, state: State, block: Block) -> Adjusted:
         proposal = block.proposal
         wanted = [r.params.adjusts or r.num_generated < r.params.min_new_tokens for r in proposal.requests]
         logits = to_host(block.logits)
+        failures: dict[tuple[int, int], str] = {}
         if any(wanted):
             # A copy: the block's record keeps the logits as the model gave them.
             logits = np.array(block.logits.float().cpu().numpy())
@@ -31,10 +32,12 @@ class Adjust:
             for b, request in enumerate(proposal.requests):
                 drafts = proposal.draft_tokens[b, : proposal.num_drafts[b]]
                 if request.params.logits_processors:
-                    _process(logits[b], request, drafts)
+                    failed = _process(logits[b], request, drafts)
+                    if failed:
+                        failures[b, failed[0]] = failed[1]
                 if wanted[b]:
                     _forbid_endings(logits[b], request)
-        return Adjusted(proposal, logits)
+        return Adjusted(proposal, logits, failures)
 
 
 def to_host(logits: torch.Tensor) -> np.ndarray:
@@ -82,22 +85,27 @@ def _offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
 
 
-def _process(rows: np.ndarray, request: Request, drafts: np.ndarray) -> None:
-    """Call the request's processors on each of its rows, float32 [W, V], in place."""
+def _process(rows: np.ndarray, request: Request, drafts: np.ndarray) -> tuple[int, str] | None:
+    """Call the request's processors on each of its rows, float32 [W, V], in place; (row, reason) where they fail.
+
+    A failed row and those after it are NaN. It may lie behind a draft that the policy forbids: then nothing is lost.
+    """
     committed = np.concatenate([request.prompt.token_ids, np.array(request.token_ids, np.int32)])
-    try:
-        for i in range(len(drafts) + 1):
-            prefix = torch.from_numpy(np.concatenate([committed, drafts[:i]]).astype(np.int64))[None]
-            scores = torch.from_numpy(rows[i].copy())[None]
+    for i in range(len(drafts) + 1):
+        prefix = torch.from_numpy(np.concatenate([committed, drafts[:i]]).astype(np.int64))[None]
+        scores = torch.from_numpy(rows[i].copy())[None]
+        try:
             for processor in request.params.logits_processors:
                 scores = processor(prefix, scores)
                 if not isinstance(scores, torch.Tensor) or scores.shape != (1, rows.shape[1]):
                     shape = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
                     raise TypeError(f"{processor!r} returned {shape}, expected a tensor [1, {rows.shape[1]}]")
             rows[i] = scores[0].detach().float().cpu().numpy()
-    except Exception as error:
-        # A user's code can raise anything; it must end this request and no other.
-        request.fail(f"logits_processors: {type(error).__name__}: {error}")
+        except Exception as error:
+            # A user's code can raise anything; it must not end any other request.
+            rows[i:] = np.nan
+            return i, f"logits_processors: {type(error).__name__}: {error}"
+    return None
 
 
 def _forbid_endings(rows: np.ndarray, request: Request) -> None:

@@ -18,13 +18,14 @@ class Finish:
 
     def __call__(self, state: State, packed: Packed) -> Finished:
         ended = []
-        for request, chunk, accepted in zip(packed.requests, packed.chunks, packed.num_accepted, strict=True):
-            if request.error:
+        parts = zip(packed.requests, packed.chunks, packed.failures, packed.num_accepted, strict=True)
+        for request, chunk, failure, accepted in parts:
+            request.num_accepted.append(int(accepted))
+            self._extend(state, request, chunk)
+            if failure and not request.finish_reason:
+                request.fail(failure)
                 request.finish_reason = "abort"
                 self._clean(state, request.slot)
-            else:
-                request.num_accepted.append(int(accepted))
-                self._extend(state, request, chunk)
             if request.finish_reason:
                 state.active[request.slot] = None
                 request.slot = -1

@@ -53,7 +53,7 @@ class Verify:
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,
         )
-        return Verified(proposal, logits, support, verdict)
+        return Verified(adjusted, support, verdict)
 
     @staticmethod
     def _coins(requests: list[Request], width: int, purpose: int) -> np.ndarray:
