@@ -13,6 +13,7 @@ that is refused here, before the request starts:
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def check_thresholds(single: float, acc: float) -> None:
         InvalidRequest: A threshold outside (0, 1].
     """
     for name, value in (("single", single), ("acc", acc)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= 1:
             raise InvalidRequest(f"{name}={value!r}, expected a number above 0 and at most 1 (1: exact)")
 
 

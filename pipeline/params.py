@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from gpu import GREEDY_TEMPERATURE
 from pipeline.errors import InvalidRequest
+
+MAX_SAMPLES = 1 << 20
+"""The most samples of one prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +29,7 @@ class SamplingParams:
     it included.
 
     Attributes:
-        temperature: At least 0; below 1e-5 the request is greedy.
+        temperature: From 0 to 1e30; below 1e-5 the request is greedy.
         top_k: Keep tokens with fewer than `top_k` others above them, so ties at the cutoff are all kept.
             None: unbounded. 1: greedy.
         top_p: In (0, 1]. Keep the most probable tokens up to the one that crosses `top_p`; 1 is the identity.
@@ -38,7 +43,8 @@ class SamplingParams:
         grammar: Not built yet; must be None.
         max_new_tokens: The limit of the output, at least 1.
         min_new_tokens: No EOS or stop token before so many tokens, and stop strings are not looked for.
-        stop: Strings that end the output; the text is cut before them.
+        stop: Strings that end the output; the text is cut before them. Looked for in the decoded text, which has no
+            special tokens: name those in `stop_token_ids`.
         stop_token_ids: Ids that end the output with reason "stop".
         ignore_eos: Go on past the model's end of sequence.
         seed: 64-bit; None draws one, which the rollout records. The result depends on it and on nothing else in
@@ -61,7 +67,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     logits_processors: Sequence[Any] = ()
     grammar: None = None
     max_new_tokens: int = 256
@@ -77,7 +83,7 @@ class SamplingParams:
     sampling_logprobs: Literal["selected", "support"] = "selected"
 
     def __post_init__(self) -> None:
-        self._real("temperature", "a finite number of at least 0", lambda x: x >= 0)
+        self._real("temperature", "a number from 0 to 1e30", lambda x: 0 <= x <= 1e30)
         if self.top_k is not None:
             self._integer("top_k", "an integer of at least 1, or None for no bound", 1)
         self._real("top_p", "a number above 0 and at most 1", lambda x: 0 < x <= 1)
@@ -91,6 +97,7 @@ class SamplingParams:
         for processor in self.logits_processors:
             if not callable(processor):
                 self._refuse("logits_processors", "a sequence of callables (input_ids, scores) -> scores")
+        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
         if self.grammar is not None:
             self._refuse("grammar", "None: constrained decoding isn't available in this version")
         self._integer("max_new_tokens", "an integer of at least 1", 1)
@@ -102,14 +109,14 @@ class SamplingParams:
             self._refuse("stop", "a non-empty string or a sequence of non-empty strings")
         object.__setattr__(self, "stop", tuple(stop))
         ids = self.stop_token_ids
-        if not isinstance(ids, (Sequence, Set)) or not all(_is_integer(i) and i >= 0 for i in ids):
+        if not isinstance(ids, (Sequence, Set)) or not all(_is_integer(i) and operator.index(i) >= 0 for i in ids):
             self._refuse("stop_token_ids", "a sequence of token ids")
-        object.__setattr__(self, "stop_token_ids", tuple(int(i) for i in self.stop_token_ids))
-        if self.seed is not None and not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
+        object.__setattr__(self, "stop_token_ids", tuple(operator.index(i) for i in self.stop_token_ids))
+        if self.seed is not None and not (_is_integer(self.seed) and 0 <= operator.index(self.seed) < 2**64):
             self._refuse("seed", "an integer in [0, 2**64), or None to draw one")
         if self.seed is not None:
-            object.__setattr__(self, "seed", int(self.seed))
-        self._integer("n", "an integer of at least 1", 1)
+            object.__setattr__(self, "seed", operator.index(self.seed))
+        self._integer("n", f"an integer from 1 to {MAX_SAMPLES}", 1, MAX_SAMPLES)
         self._integer("top_logprobs", "an integer of at least 0", 0)
         for name in ("ignore_eos", "return_logprobs", "return_sampling_mask"):
             if not isinstance(getattr(self, name), bool):
@@ -135,28 +142,31 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """The values as JSON can hold them; a processor becomes its `repr`, for a reader, not for a re-run."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         values["logits_processors"] = [repr(processor) for processor in self.logits_processors]
         values["stop"], values["stop_token_ids"] = list(self.stop), list(self.stop_token_ids)
         if self.logit_bias is not None:
-            values["logit_bias"] = {str(token): float(bias) for token, bias in self.logit_bias.items()}
+            # JSON has no infinity.
+            values["logit_bias"] = {
+                str(token): bias if math.isfinite(bias) else str(bias) for token, bias in self.logit_bias.items()
+            }
         return values
 
     def _refuse(self, name: str, expected: str) -> None:
         raise InvalidRequest(f"{name}={getattr(self, name)!r}, expected {expected}")
 
     def _real(self, name: str, expected: str, holds) -> None:
-        # The kernels take float32: what is out of range there is refused here.
-        value = _float32(getattr(self, name))
-        if value is None or not math.isfinite(value) or not holds(value):
+        # The kernels take float32: what is out of range there is refused here too.
+        value, rounded = _float(getattr(self, name)), _float32(getattr(self, name))
+        if value is None or rounded is None or not math.isfinite(rounded) or not (holds(value) and holds(rounded)):
             self._refuse(name, expected)
-        object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, name, value)
 
-    def _integer(self, name: str, expected: str, least: int) -> None:
+    def _integer(self, name: str, expected: str, least: int, most: float = math.inf) -> None:
         value = getattr(self, name)
-        if not _is_integer(value) or value < least:
+        if not _is_integer(value) or not least <= operator.index(value) <= most:
             self._refuse(name, expected)
-        object.__setattr__(self, name, int(value))
+        object.__setattr__(self, name, operator.index(value))
 
     def _check_bias(self) -> None:
         if self.logit_bias is None:
@@ -168,15 +178,34 @@ class SamplingParams:
             value = _float32(bias)
             if not _is_integer(token) or token < 0 or value is None or not value < math.inf:
                 self._refuse("logit_bias", expected)
+        # A copy that nobody can change: what was checked is what is used.
+        own = {operator.index(token): float(bias) for token, bias in self.logit_bias.items()}
+        object.__setattr__(self, "logit_bias", MappingProxyType(own))
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.floating, np.integer)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _float32(value: Any) -> float | None:
     """The value in the kernels' precision; None if it isn't a number."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.floating, np.integer)):
+    exact = _float(value)
+    if exact is None:
         return None
     with np.errstate(over="ignore"):
-        return float(np.float32(value))
+        return float(np.float32(exact))
 
 
 def _is_integer(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    if isinstance(value, (bool, np.bool_)):
+        return False
+    try:
+        operator.index(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return False
+    return True

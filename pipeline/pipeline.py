@@ -25,10 +25,11 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm.auto import tqdm
 
 import gpu
@@ -43,6 +44,7 @@ from pipeline.records import Block, Round, Settled
 from pipeline.request import Prompt, Request
 from pipeline.rollout import Rollout
 from pipeline.rollouts import Rollouts
+from pipeline.stages.finish import make_rollout
 from pipeline.state import Options, State
 from pipeline.stopping import StopScanner
 
@@ -174,8 +176,20 @@ class SpeculativePipeline:
         return ticket
 
     def step(self) -> Round:
-        """Run one round: admit and prefill, then draft, forward and settle. Returns all its records."""
-        self.state.tap()
+        """Run one round: admit and prefill, then draft, forward and settle. Returns all its records.
+
+        A round is whole or hasn't happened: an exception (an observer's, a stage's, Ctrl-C) leaves every request where
+        it was before, and the next call runs the round again.
+        """
+        go_back = self.state.save()
+        try:
+            return self._round()
+        except BaseException:
+            go_back()
+            raise
+
+    def _round(self) -> Round:
+        self.state.clean()
         admitted = self._run("admit")
         prefill = decode = None
         if admitted.requests:
@@ -188,10 +202,10 @@ class SpeculativePipeline:
     def stream(self) -> Iterator[Rollout]:
         """Step until nothing is left and yield rollouts as they finish."""
         while self.has_work:
+            if not self._unclaimed:
+                self._unclaimed.extend(self.step().rollouts)
             if self._unclaimed:
                 yield self._unclaimed.popleft()
-            else:
-                yield from self.step().rollouts
 
     @property
     def has_work(self) -> bool:
@@ -228,8 +242,14 @@ class SpeculativePipeline:
         """
         if stage not in self._observers:
             raise InvalidRequest(f"stage={stage!r}, expected one of {', '.join(STAGES)}")
-        self._observers[stage].append(callback)
-        return lambda: self._observers[stage].remove(callback)
+        observers = self._observers[stage]
+        observers.append(callback)
+
+        def leave() -> None:
+            if callback in observers:
+                observers.remove(callback)
+
+        return leave
 
     def set_accept_thresholds(self, single: float = 1.0, acc: float = 1.0) -> None:
         """Accept a draft whose probability is at least `single`, or with probability ``p / acc`` instead of p.
@@ -248,17 +268,42 @@ class SpeculativePipeline:
             )
         self.state.threshold_single, self.state.threshold_acc = float(single), float(acc)
 
+    def update_target_weights(self, tensors: Mapping[str, torch.Tensor], *, abort: bool = False) -> None:
+        """Copy new values into the target's weights, in place; the draft's own weights stay.
+
+        Args:
+            tensors: By the names of the model's state_dict; any part of it.
+            abort: End the requests that wait or run, instead of refusing.
+
+        Raises:
+            InvalidRequest: Requests are waiting or running: their cached keys and values are of the old weights.
+            model_loaders.CheckpointError: A name or shape that the target doesn't have; nothing is changed then.
+        """
+        requests = [*self.state.waiting, *self.state.running]
+        if requests and not abort:
+            raise InvalidRequest(
+                f"{len(requests)} requests are waiting or running, expected none while weights change: let them "
+                "finish, or pass abort=True"
+            )
+        self.state.target.load_weights(tensors)
+        for request in requests:
+            request.fail("aborted: the target's weights were updated")
+            request.finish_reason = "abort"
+            self._unclaimed.append(make_rollout(request, self.state.target.tokenizer))
+        self._drop({request.prompt.ticket for request in requests})
+
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _run(self, name: str, *records: Any) -> Any:
         started = time.perf_counter()
         record = self.stages[name](self.state, *records)
         self.seconds[name] += time.perf_counter() - started
-        for callback in self._observers[name]:
+        for callback in list(self._observers[name]):
             callback(record)
         return record
 
     def _settle(self, block: Block) -> Settled:
+        self._refuse_masks_without_law(block)
         adjusted = self._run("adjust", block)
         verified = self._run("verify", adjusted)
         captured = self._run("capture", verified)
@@ -266,12 +311,25 @@ class SpeculativePipeline:
         packed = self._run("pack", committed)
         return Settled(block, adjusted, verified, captured, committed, packed, self._run("finish", packed))
 
+    def _refuse_masks_without_law(self, block: Block) -> None:
+        # The stage may have been replaced since the request was checked.
+        can = self.capabilities
+        if not can.law_preserved:
+            for request in block.proposal.requests:
+                if request.params.return_sampling_mask:
+                    try:
+                        check_request(request.prompt.token_ids, request.params, can)
+                    except InvalidRequest as refusal:
+                        request.fail(str(refusal))
+
     @staticmethod
     def _policies(prompts: Sequence[Prompted], params: Any) -> list[SamplingParams]:
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
             raise InvalidRequest(f"prompts={prompts!r}, expected a list of prompts: put a single one in a list")
         if params is None:
             params = SamplingParams()
+        if not isinstance(params, (SamplingParams, Sequence)):
+            raise InvalidRequest(f"params={params!r}, expected SamplingParams, or a list of them")
         policies = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(policies) != len(prompts):
             raise InvalidRequest(f"{len(policies)} params for {len(prompts)} prompts, expected one for all or one each")
@@ -287,7 +345,7 @@ class SpeculativePipeline:
 
     def _enqueue(self, ticket: int, token_ids: np.ndarray, params: SamplingParams, index: int, number: int) -> None:
         seed = secrets.randbits(64) if params.seed is None else int(params.seed)
-        prompt = Prompt(token_ids, ticket, index, unstarted=params.n)
+        prompt = Prompt(token_ids, ticket, index, unstarted=set(range(params.n)))
         target = self.state.target
         self.state.waiting.extend(
             Request(
@@ -307,13 +365,12 @@ class SpeculativePipeline:
         with tqdm(total=open_samples, disable=not progress, unit="sample") as bar:
             while open_samples:
                 step = self.step()
+                self._unclaimed += [rollout for request, rollout in step.ended if request.prompt.ticket not in results]
                 for request, rollout in step.ended:
                     if request.prompt.ticket in results:
                         results[request.prompt.ticket].append(rollout)
                         open_samples -= 1
                         bar.update()
-                    else:
-                        self._unclaimed.append(rollout)
                 tokens += step.num_tokens
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - started):.0f} tokens/s", refresh=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,14 +22,16 @@ def token_ids_of(prompt: Prompted, target: Any) -> np.ndarray:
     """
     if isinstance(prompt, str):
         return _tokenized(prompt, target.encode, target)
-    if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, bytes):
+    listed = isinstance(prompt, Sequence) or (isinstance(prompt, np.ndarray) and prompt.ndim == 1)
+    if listed and not isinstance(prompt, bytes):
         parts: list[Any] = list(prompt)
         if parts and all(isinstance(message, Mapping) for message in parts):
             if not all("role" in message for message in parts):
                 raise InvalidRequest(f"prompt={_short(prompt)}, expected a role in every chat message")
             return _tokenized(prompt, target.render_chat, target)
-        if all(hasattr(token, "__index__") and not isinstance(token, bool) for token in parts):
-            return np.array([_in_int32(int(token)) for token in parts], dtype=np.int32)
+        ids = [_token_id(token) for token in parts]
+        if None not in ids:
+            return np.array(ids, dtype=np.int32)
     raise InvalidRequest(f"prompt={_short(prompt)}, expected a string, a list of chat messages or a list of token ids")
 
 
@@ -41,10 +44,17 @@ def _tokenized(prompt: Any, tokenize: Any, target: Any) -> np.ndarray:
         raise InvalidRequest(f"prompt={_short(prompt)}, expected one that the tokenizer takes: {error}") from error
 
 
-def _in_int32(token: int) -> int:
-    if not -(2**31) <= token < 2**31:
-        raise InvalidRequest(f"prompt token={token}, expected a token id")
-    return token
+def _token_id(token: Any) -> int | None:
+    """The id as an int; None if it isn't one."""
+    if isinstance(token, (bool, np.bool_)):
+        return None
+    try:
+        found = operator.index(token)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    if not -(2**31) <= found < 2**31:
+        raise InvalidRequest(f"prompt token={found}, expected a token id")
+    return found
 
 
 def _short(prompt: Any) -> str:

@@ -22,7 +22,7 @@ def describe(state: State, capabilities: Capabilities, params: Sequence[Sampling
     A rollout's `params_index` points into "params", and its own seed stands beside it.
     """
     return {
-        "target": _model(state.target),
+        "target": _model(state.target) | {"num_weight_updates": state.target.num_weight_updates},
         "draft": None if state.draft is None else _model(state.draft) | {"method": state.draft.method},
         "options": asdict(state.options),
         "capabilities": capabilities.to_dict(),

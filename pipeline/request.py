@@ -21,14 +21,14 @@ class Prompt:
         token_ids: int32 [n].
         ticket: Unique in the pipeline.
         index: Its place in the call.
-        unstarted: Samples that haven't been through prefill.
+        unstarted: Indices of the samples that haven't been through prefill.
         prefix: Between the first sample's prefill and the last's: what `stages.prefill` keeps for the others.
     """
 
     token_ids: np.ndarray
     ticket: int
     index: int
-    unstarted: int
+    unstarted: set[int]
     prefix: Any = None
 
 
@@ -81,6 +81,24 @@ class Request:
         room = max_length - len(self.prompt.token_ids) - self.num_generated
         return min(self.params.max_new_tokens - self.num_generated, room)
 
+    def mark(self) -> tuple[int, int, int, int, str | None]:
+        """Where it stands, for `go_back`."""
+        return self.slot, self.cached, len(self.chunks), len(self.num_accepted), self.error
+
+    def go_back(self, mark: tuple[int, int, int, int, str | None]) -> None:
+        """Forget what was committed since `mark`."""
+        self.slot, self.cached, chunks, rounds, self.error = mark
+        del self.chunks[chunks:], self.num_accepted[rounds:]
+        self.token_ids = [token for chunk in self.chunks for token in chunk.token_ids.tolist()]
+        self.finish_reason = None
+        self.scanner.restart(self.token_ids)
+
+    def restart(self) -> None:
+        """Forget everything: it waits again, and its prompt has one more sample that hasn't been through prefill."""
+        self.prompt.unstarted.add(self.sample_index)
+        self.go_back((-1, 0, 0, 0, None))
+
     def fail(self, reason: str) -> None:
         """End it as "abort" at the next finish; the first reason stays."""
-        self.error = self.error or reason
+        # Text that a file can hold: an exception's may have lone surrogates.
+        self.error = self.error or reason.encode("utf-8", "replace").decode()

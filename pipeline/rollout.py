@@ -11,7 +11,7 @@ import numpy as np
 FinishReason = Literal["eos", "stop", "length", "abort"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SamplingMask:
     """The support of every committed token's policy, in CSR form: row i is the support that token i was drawn from.
 
@@ -54,7 +54,7 @@ class SamplingMask:
         return self.logprobs[self.offsets[row] : self.offsets[row + 1]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TopLogprobs:
     """The largest log-probabilities of every committed token's policy.
 
@@ -67,7 +67,7 @@ class TopLogprobs:
     values: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rollout:
     """One finished sample.
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +56,18 @@ class Rollouts(list[Rollout]):
         super().__init__(rollouts)
         self.provenance = provenance or {}
 
+    @overload
+    def __getitem__(self, which: SupportsIndex) -> Rollout: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> Rollouts: ...
+
+    def __getitem__(self, which: SupportsIndex | slice) -> Rollout | Rollouts:
+        """One rollout; a slice keeps the provenance."""
+        if isinstance(which, slice):
+            return Rollouts(super().__getitem__(which), self.provenance)
+        return super().__getitem__(which)
+
     @property
     def failed(self) -> list[Rollout]:
         """Those that were refused or aborted; each says why in `error`."""
@@ -68,7 +80,7 @@ class Rollouts(list[Rollout]):
         half of it.
         """
         path = Path(path)
-        metadata = json.dumps({"format": FORMAT, "provenance": self.provenance})
+        metadata = json.dumps({"format": FORMAT, "provenance": self.provenance}, allow_nan=False)
         table = _to_table(self).replace_schema_metadata({"specmask": metadata})
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:

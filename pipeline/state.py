@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import gpu
@@ -34,8 +36,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, least in (("max_batch", 1), ("max_length", 2), ("max_support", 1), ("prefill_chunk", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
                 raise InvalidRequest(f"{name}={value!r}, expected an integer of at least {least}")
+            object.__setattr__(self, name, int(value))
         if self.filter_order not in ("top_k_first", "joint"):
             raise InvalidRequest(f'filter_order={self.filter_order!r}, expected "top_k_first" or "joint"')
         if not isinstance(self.allow_unbounded_support, bool):
@@ -63,6 +66,8 @@ class State:
         options: The pipeline's options.
         waiting: Requests without a slot, in order. Written by submit and admit.
         active: The requests of slots 0, 1, ...; None where one finished. Written by admit and finish.
+        dirty: Slots whose cache rows may hold NaN. Written by finish, emptied by clean.
+        entered: Who got a slot in this round. Written by take.
         threshold_single, threshold_acc: Acceptance thresholds. Written by set_accept_thresholds.
     """
 
@@ -75,6 +80,8 @@ class State:
     active: list[Request | None] = field(default_factory=list)
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
+    dirty: set[int] = field(default_factory=set)
+    entered: list[Request] = field(default_factory=list)
 
     @property
     def running(self) -> list[Request]:
@@ -85,17 +92,58 @@ class State:
         """Have the target hand out what this pipeline's draft needs; pipelines may share a target."""
         self.target.set_taps(() if self.draft is None else self.draft.target_layer_ids)
 
+    def take(self, slot: int) -> Request:
+        """Give a free slot to the first waiting request."""
+        request = self.waiting[0]
+        self.entered.append(request)
+        request.slot = slot
+        self.active[slot] = request
+        self.waiting.popleft()
+        return request
+
+    def save(self) -> Callable[[], None]:
+        """Remember where everything stands before a round; the result, called, goes back there.
+
+        Entries that an abandoned round left in the caches lie beyond what their rows hold, so they are overwritten.
+        """
+        self.entered.clear()
+        active = list(self.active)
+        marks = [(request, request.mark()) for request in self.running]
+
+        def restore() -> None:
+            for request in reversed(self.entered):
+                if not (self.waiting and self.waiting[0] is request):
+                    self.waiting.appendleft(request)
+                request.restart()
+            self.active = active
+            self.dirty.clear()
+            for request, mark in marks:
+                request.go_back(mark)
+            self.entered.clear()
+
+        return restore
+
+    def clean(self) -> None:
+        """Zero the cache rows of failed requests: a masked NaN still poisons the row of whoever comes next."""
+        for slot in self.dirty:
+            for cache in (self.target_cache, self.draft_cache):
+                if cache is not None:
+                    cache.release(slot)
+        self.dirty.clear()
+
     def close_holes(self) -> None:
         """Move the last requests into the slots of finished ones, so that the batch stays one view of the caches."""
+        self.clean()
         self._drop_tail()
         for slot in range(len(self.active)):
             if slot < len(self.active) and self.active[slot] is None:
-                moved = self.active.pop()
+                moved = self.active[-1]
                 assert moved is not None
                 for cache in (self.target_cache, self.draft_cache):
                     if cache is not None:
                         cache.copy_row(moved.slot, slot, moved.cached)
                 moved.slot, self.active[slot] = slot, moved
+                self.active.pop()
                 self._drop_tail()
 
     def _drop_tail(self) -> None:

@@ -30,13 +30,17 @@ class StopScanner:
         self._stop_ids = frozenset(params.stop_token_ids)
         self._min_new_tokens = params.min_new_tokens
         self._stops: Sequence[str] = params.stop
+        self._backend: Any = tokenizer.backend_tokenizer if self._stops else None
+        self.restart(())
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Begin anew and go through these tokens, none of which ends the output."""
         self._count = 0
         self._text = ""
         self._cut = False
-        if self._stops:
-            self._backend = tokenizer.backend_tokenizer
-            self._stream = DecodeStream(skip_special_tokens=True)
-            self._overlap = max(map(len, self._stops)) - 1
+        self._stream = DecodeStream(skip_special_tokens=True)
+        for token in tokens:
+            self.push(token)
 
     def push(self, token: int) -> FinishReason | None:
         """The next committed token; "eos" or "stop" if the output ends with it."""
@@ -62,8 +66,9 @@ class StopScanner:
         self._text += piece
         if self._count < self._min_new_tokens:
             return False
-        start = max(0, seen - self._overlap)
-        found = [at for at in (self._text.find(stop, start) for stop in self._stops) if at >= 0]
+        # From where a match must end in this piece: one that was complete before min_new_tokens stays passed over.
+        found = [self._text.find(stop, max(0, seen - len(stop) + 1)) for stop in self._stops]
+        found = [at for at in found if at >= 0]
         if not found:
             return False
         self._text = self._text[: min(found)]

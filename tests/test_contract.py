@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline import InvalidRequest, SamplingParams
 from pipeline.stages import Verify
@@ -114,6 +115,42 @@ def test_simulated_acceptance():
     assert "doesn't keep the target's law" in refusal(pipe)
 
 
+def test_a_stage_replaced_while_a_mask_request_runs():
+    pipe = pipes.pipe()
+    pipe.submit([1, 2, 3], SamplingParams(**(MASKED | {"max_new_tokens": 20})))
+    pipe.submit([1, 2, 3], SamplingParams(max_new_tokens=20, seed=0, ignore_eos=True))
+    pipe.step()
+    pipe.stages["verify"] = Simulated()
+    masked, plain = sorted(pipe.stream(), key=lambda rollout: rollout.prompt_index)
+    assert "doesn't keep the target's law" in masked.error
+    assert masked.sampling_mask is None
+    assert plain.ok
+
+
+def test_updated_weights():
+    from model_loaders import CheckpointError, load_target
+    from pipeline import SpeculativePipeline
+
+    pipe = SpeculativePipeline(load_target(pipes.target_folder(), device="cpu"), max_length=64)
+    params = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
+    before = pipe.generate([[1, 2, 3]], params)
+    head = "lm_head.weight"
+    new = {head: pipe.state.target.model.state_dict()[head].flip(0).clone()}
+    ticket = pipe.submit([1, 2, 3], params)
+    pipe.step()
+    with pytest.raises(InvalidRequest, match="1 requests are waiting or running, expected none while weights change"):
+        pipe.update_target_weights(new)
+    with pytest.raises(CheckpointError, match="nonsense"):
+        pipe.update_target_weights({"nonsense": new[head]}, abort=True)
+    pipe.update_target_weights(new, abort=True)
+    aborted = list(pipe.stream())
+    assert [(r.prompt_index, r.error) for r in aborted] == [(ticket, "aborted: the target's weights were updated")]
+    after = pipe.generate([[1, 2, 3]], params)
+    assert after[0].token_ids[0] == 319 - before[0].token_ids[0]
+    assert after.provenance["target"]["num_weight_updates"] == 1
+    assert before.provenance["target"]["num_weight_updates"] == 0
+
+
 def test_unbounded_top_k():
     message = (
         "top_k=None, expected a finite top_k for a mask; set one, or build the pipeline with "
@@ -151,6 +188,10 @@ PROMPTS = [
         "larger max_length",
     ),
     (3, "prompt=3, expected a string, a list of chat messages or a list of token ids"),
+    (np.array([[1, 2]]), "prompt=array([[1, 2]]), expected a string, a list of chat messages or a list of token ids"),
+    (np.array(5), "prompt=array(5), expected a string, a list of chat messages or a list of token ids"),
+    ([torch.tensor(1.7)], "prompt=[tensor(1.7000)], expected a string, a list of chat messages or a list of token ids"),
+    ([[1], [2]], "prompt=[[1], [2]], expected a string, a list of chat messages or a list of token ids"),
     ([1.5], "prompt=[1.5], expected a string, a list of chat messages or a list of token ids"),
     (b"bytes", "prompt=b'bytes', expected a string, a list of chat messages or a list of token ids"),
     ([{"content": "no role"}], "prompt=[{'content': 'no role'}], expected a role in every chat message"),
@@ -217,8 +258,9 @@ def test_calls_that_make_no_sense():
         pipe.generate("hello")
     with pytest.raises(InvalidRequest, match="1 params for 2 prompts, expected one for all or one each"):
         pipe.generate([[1], [2]], [SamplingParams()])
-    with pytest.raises(InvalidRequest, match="params=3, expected SamplingParams"):
-        pipe.generate([[1]], [3])
+    for params in (3, [3]):
+        with pytest.raises(InvalidRequest, match="params=3, expected SamplingParams"):
+            pipe.generate([[1]], params)
     with pytest.raises(InvalidRequest, match="stage='sample', expected one of admit, prefill"):
         pipe.observe("sample", print)
 

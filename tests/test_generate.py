@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import gpu
 from pipeline import InvalidRequest, Rollouts, SamplingParams
-from tests import pipes
+from tests import naive, pipes
 
 PROMPTS = [[1, 2, 3], [4] * 17, [9, 8], list(range(40)), [200], [7, 7, 7, 7], [31, 5], [100, 3, 2]]
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9, max_new_tokens=12, seed=11, ignore_eos=True)
@@ -236,6 +237,7 @@ def test_a_processor_that_raises_ends_its_own_request():
 def test_processors_see_each_row_with_its_own_prefix():
     """Every row's call gets prompt, output and the drafts before the row, and nothing else."""
     pipe = pipes.pipe()
+    pipe.stages["draft"] = pipes.PerfectDrafts()
     calls, blocks = [], []
     pipe.observe("adjust", blocks.append)
 
@@ -251,6 +253,7 @@ def test_processors_see_each_row_with_its_own_prefix():
         expected += [prefix + drafts[:i] for i in range(len(drafts) + 1)]
         committed += int(accepted) + 1
     assert calls == expected
+    assert rollout.num_accepted.sum() > 0
 
 
 def test_penalties_reach_every_row_with_its_own_drafts():
@@ -316,3 +319,186 @@ def test_progress_bar(capsys):
     shown = capsys.readouterr().err
     assert "2/2" in shown
     assert "tokens/s" in shown
+
+
+def test_every_token_is_what_its_seed_and_position_say():
+    """An audit: each block again by the oracle, with coins of (seed, position) alone, from the logits of the block."""
+    pipe = pipes.pipe(block_size=4, max_batch=3)
+    pipe.stages["draft"] = pipes.PerfectDrafts()
+    blocks, checked, accepted = [], 0, 0
+    pipe.observe("verify", blocks.append)
+    starts = {}
+
+    def note(block):
+        starts[id(block.proposal)] = [request.num_generated for request in block.proposal.requests]
+
+    pipe.observe("prefill", note)
+    pipe.observe("forward", note)
+    params = [
+        SamplingParams(temperature=0.8, top_k=40, top_p=0.95, max_new_tokens=15, seed=seed, ignore_eos=True)
+        for seed in (3, 2**63 + 9, 4, 3)
+    ]
+    pipe.generate(PROMPTS[:4], params)
+    for block in blocks:
+        for b, request in enumerate(block.proposal.requests):
+            start, number = starts[id(block.proposal)][b], int(block.proposal.num_drafts[b])
+            coins = {
+                purpose: [naive.uniform(request.seed, start + i, purpose) for i in range(number + 1)]
+                for purpose in (gpu.ACCEPT, gpu.DRAW)
+            }
+            policies = [
+                naive.policy(block.logits[b, i].astype(np.float64), np.float32(0.8), 40, np.float32(0.95))
+                for i in range(number + 1)
+            ]
+            drafts = block.proposal.draft_tokens[b].tolist()
+            expected = naive.verify(policies, drafts, number, coins[gpu.ACCEPT], coins[gpu.DRAW])
+            if not expected.borderline:
+                assert block.verdict.tokens[b, : len(expected.tokens)].tolist() == expected.tokens
+                assert block.verdict.num_accepted[b] == expected.num_accepted
+                checked += 1
+                accepted += expected.num_accepted
+    assert checked > 20
+    assert accepted > 10
+
+
+def test_the_draft_sees_what_a_fresh_one_would():
+    """Every proposal of a busy batch (refills, moved slots, shared prefills, a failed row) from an empty cache again."""
+
+    def spoil(ids, scores):
+        return scores * (np.nan if ids.shape[1] > 9 else 1.0)
+
+    pipe = pipes.pipe(max_batch=3)
+    target, draft = pipe.state.target, pipe.state.draft
+    proposals = []
+
+    def note(proposal):
+        for request, tokens in zip(proposal.requests, proposal.draft_tokens, strict=True):
+            proposals.append(([*request.prompt.token_ids.tolist(), *request.token_ids], tokens.tolist()))
+
+    pipe.observe("draft", note)
+    lengths = [3, 17, 5, 11, 4, 9, 2, 6]
+    params = [SamplingParams(max_new_tokens=n, seed=n, ignore_eos=True) for n in lengths]
+    params[1] = replace(params[1], n=3)
+    params[3] = replace(params[3], logits_processors=[spoil])
+    with pytest.warns(UserWarning, match="1 of 10 samples"):
+        pipe.generate(PROMPTS, params)
+    assert len(proposals) > 40
+    for sequence, tokens in proposals:
+        target.set_taps(draft.target_layer_ids)
+        context = torch.tensor([sequence[:-1]])
+        positions = torch.arange(context.shape[1])[None]
+        features = target.forward(context, positions, target.new_cache(1, 128)).features
+        cache = draft.new_cache(1, 128)
+        draft.extend(features, positions, cache)
+        logits = draft.propose(torch.tensor([sequence[-1]]), torch.tensor([context.shape[1]]), cache)[0]
+        best = logits.max(-1).values
+        chosen = logits.gather(-1, torch.tensor(tokens, dtype=torch.int64)[:, None])[:, 0]
+        assert (best - chosen < 1e-4).all()
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["ordinary", "dflash"])
+def test_a_round_is_whole_or_has_not_happened(speculative):
+    """An exception at every stage of every round, prefills and failing requests included: afterwards, the same rollouts."""
+
+    def spoil(ids, scores):
+        return scores * (np.nan if ids.shape[1] > 8 else 1.0)
+
+    params = [replace(SAMPLED, max_new_tokens=n, return_sampling_mask=True) for n in (3, 9, 1, 5)]
+    params[1] = replace(params[1], n=3)
+    params[2] = replace(params[2], stop="ab", max_new_tokens=7)
+    params[3] = replace(params[3], logits_processors=[spoil], max_new_tokens=9)
+
+    def run(pipe):
+        for prompt, policy in zip(PROMPTS, params, strict=False):
+            pipe.submit(prompt, policy)
+        found = []
+        while pipe.has_work:
+            try:
+                found += pipe.step().rollouts
+            except ZeroDivisionError:
+                continue
+        return sorted((r.prompt_index, r.sample_index, r.token_ids.tolist(), r.error, r.num_rounds) for r in found)
+
+    expected = run(pipes.pipe(speculative, max_batch=2))
+    assert len(expected) == 6
+    broken = pipes.pipe(speculative, max_batch=2)
+    raised = set()
+
+    def trouble(stage):
+        def observer(record):
+            # Once for every stage of every round.
+            state = broken.state
+            key = (stage, len(state.waiting), tuple((r.seed, r.num_generated) for r in state.running))
+            if key not in raised:
+                raised.add(key)
+                raise ZeroDivisionError
+
+        return observer
+
+    for stage in broken.stages:
+        broken.observe(stage, trouble(stage))
+    assert run(broken) == expected
+    assert {stage for stage, *_ in raised} == set(broken.stages)
+    assert broken.state.running == []
+    alone = pipes.pipe(speculative).generate([PROMPTS[0]], SAMPLED)
+    for callbacks in broken._observers.values():
+        callbacks.clear()
+    assert tokens(broken.generate([PROMPTS[0]], SAMPLED)) == tokens(alone)
+
+
+def test_a_stream_may_be_left_and_taken_up_again():
+    pipe = pipes.pipe()
+    tickets = [pipe.submit([1, 2, 3 + i], SamplingParams(max_new_tokens=1, seed=i)) for i in range(4)]
+    first = next(pipe.stream())
+    rest = list(pipe.stream())
+    assert sorted(r.prompt_index for r in (first, *rest)) == tickets
+    assert not pipe.has_work
+
+
+def test_observers_may_leave_while_they_are_called():
+    pipe = pipes.pipe()
+    heard = []
+    leave = pipe.observe("admit", lambda record: (heard.append("a"), leave()))
+    pipe.observe("admit", lambda record: heard.append("b"))
+    pipe.generate([[1, 2]], SamplingParams(max_new_tokens=1))
+    assert heard == ["a", "b"]
+    leave()
+
+
+def test_nothing_is_kept_for_samples_that_are_through():
+    pipe = pipes.pipe(max_batch=2)
+    seen = []
+    pipe.observe("prefill", lambda block: seen.extend(block.proposal.requests))
+    pipe.generate([[1, 2, 3]], SamplingParams(n=5, max_new_tokens=4, seed=0, ignore_eos=True))
+    assert len(seen) == 5
+    assert all(request.prompt.prefix is None and not request.prompt.unstarted for request in seen)
+
+
+def test_top_logprobs_are_computed_for_those_who_asked():
+    pipe = pipes.pipe()
+    seen = []
+    pipe.observe("capture", seen.append)
+    pipe.generate(PROMPTS[:3], [SAMPLED, replace(SAMPLED, top_logprobs=4), SAMPLED])
+    for record in seen:
+        counts = np.diff(record.top_start)
+        for request, count in zip(record.verified.proposal.requests, counts, strict=True):
+            assert (count > 0) == (request.params.top_logprobs > 0)
+
+
+def test_a_pipeline_inside_another_ones_processor():
+    """Pipelines may share a target, also in the middle of each other's rounds."""
+    inner = pipes.pipe(speculative=False)
+
+    def ask(ids, scores):
+        inner.generate([[4, 5]], SamplingParams(max_new_tokens=1, temperature=0))
+        return scores
+
+    params = replace(SAMPLED, max_new_tokens=4)
+    plain = tokens(pipes.pipe().generate([[1, 2, 3]], params))
+    assert tokens(pipes.pipe().generate([[1, 2, 3]], replace(params, logits_processors=[ask]))) == plain
+
+
+def test_a_top_k_beyond_any_vocabulary():
+    rollout = pipes.pipe().generate([[1, 2]], replace(SAMPLED, top_k=2**40))[0]
+    unbounded = pipes.pipe().generate([[1, 2]], replace(SAMPLED, top_k=None))[0]
+    assert rollout.token_ids.tolist() == unbounded.token_ids.tolist()

@@ -3,21 +3,32 @@
 import json
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from pipeline import InvalidRequest, SamplingParams
 
 REFUSED = [
-    ({"temperature": -0.1}, "temperature=-0.1, expected a finite number of at least 0"),
-    ({"temperature": math.nan}, "temperature=nan, expected a finite number of at least 0"),
-    ({"temperature": math.inf}, "temperature=inf, expected a finite number of at least 0"),
-    ({"temperature": "1"}, "temperature='1', expected a finite number of at least 0"),
-    ({"temperature": True}, "temperature=True, expected a finite number of at least 0"),
-    ({"temperature": 1e39}, "temperature=1e+39, expected a finite number of at least 0"),
+    ({"temperature": -0.1}, "temperature=-0.1, expected a number from 0 to 1e30"),
+    ({"temperature": math.nan}, "temperature=nan, expected a number from 0 to 1e30"),
+    ({"temperature": math.inf}, "temperature=inf, expected a number from 0 to 1e30"),
+    ({"temperature": "1"}, "temperature='1', expected a number from 0 to 1e30"),
+    ({"temperature": True}, "temperature=True, expected a number from 0 to 1e30"),
+    ({"temperature": 1e39}, "temperature=1e+39, expected a number from 0 to 1e30"),
     ({"top_p": 1e-50}, "top_p=1e-50, expected a number above 0 and at most 1"),
     ({"min_p": 1 - 1e-12}, "min_p=0.999999999999, expected a number of at least 0 and below 1"),
     ({"repetition_penalty": 1e-60}, "repetition_penalty=1e-60, expected a finite number above 0 (1: neutral)"),
     ({"logit_bias": {1: 1e39}}, "logit_bias={1: 1e+39}, expected a mapping of token ids to numbers below +inf"),
+    ({"temperature": 10**400}, "temperature=1000"),
+    ({"temperature": -1e-50}, "temperature=-1e-50, expected a number from 0 to 1e30"),
+    ({"min_p": -1e-60}, "min_p=-1e-60, expected a number of at least 0 and below 1"),
+    ({"top_p": 1.000000001}, "top_p=1.000000001, expected a number above 0 and at most 1"),
+    ({"top_k": torch.tensor(5.9)}, "top_k=tensor(5.9000), expected an integer of at least 1, or None for no bound"),
+    ({"top_k": np.array([5, 6])}, "top_k=array([5, 6]), expected an integer of at least 1, or None for no bound"),
+    ({"seed": np.array([1, 2])}, "seed=array([1, 2]), expected an integer in [0, 2**64), or None to draw one"),
+    ({"stop_token_ids": [torch.tensor(2.9)]}, "stop_token_ids=[tensor(2.9000)], expected a sequence of token ids"),
+    ({"n": 10**12}, "n=1000000000000, expected an integer from 1 to 1048576"),
     ({"top_k": 0}, "top_k=0, expected an integer of at least 1, or None for no bound"),
     ({"top_k": -1}, "top_k=-1, expected an integer of at least 1, or None for no bound"),
     ({"top_k": 2.0}, "top_k=2.0, expected an integer of at least 1, or None for no bound"),
@@ -42,7 +53,7 @@ REFUSED = [
     ({"stop_token_ids": 3}, "stop_token_ids=3, expected a sequence of token ids"),
     ({"seed": -1}, "seed=-1, expected an integer in [0, 2**64), or None to draw one"),
     ({"seed": 2**64}, f"seed={2**64}, expected an integer in [0, 2**64), or None to draw one"),
-    ({"n": 0}, "n=0, expected an integer of at least 1"),
+    ({"n": 0}, "n=0, expected an integer from 1 to 1048576"),
     ({"top_logprobs": -1}, "top_logprobs=-1, expected an integer of at least 0"),
     ({"ignore_eos": 1}, "ignore_eos=1, expected True or False"),
     ({"return_sampling_mask": "yes"}, "return_sampling_mask='yes', expected True or False"),
@@ -78,4 +89,24 @@ def test_as_json_can_hold_it():
     held = json.loads(json.dumps(params.to_dict()))
     assert held["logits_processors"] == [repr(len)]
     assert held["seed"] == 2**64 - 1
-    assert held["logit_bias"] == {"5": -math.inf}
+    assert held["logit_bias"] == {"5": "-inf"}
+
+
+def test_what_was_checked_is_what_is_used():
+    bias, processors = {5: 1.0}, [len]
+    params = SamplingParams(logit_bias=bias, logits_processors=processors)
+    bias[6] = math.nan
+    processors.append(print)
+    assert dict(params.logit_bias) == {5: 1.0}
+    assert params.logits_processors == (len,)
+    with pytest.raises(TypeError):
+        params.logit_bias[6] = 1.0
+    assert hash(params) == hash(SamplingParams(logits_processors=[len]))
+
+
+def test_numbers_of_other_kinds():
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(5), seed=torch.tensor(3), n=np.uint8(2), top_p=np.float64(0.5)
+    )
+    assert (params.temperature, params.top_k, params.seed, params.n, params.top_p) == (0.5, 5, 3, 2, 0.5)
+    json.dumps(params.to_dict())

@@ -101,6 +101,14 @@ def test_another_file_is_refused(tmp_path):
         Rollouts.from_parquet(tmp_path / "other.parquet")
 
 
+def test_a_slice_keeps_the_provenance(tmp_path):
+    rollouts = Rollouts([a_rollout(), a_rollout(seed=1)], {"which": "this"})
+    assert isinstance(rollouts[1:], Rollouts)
+    assert rollouts[1:].provenance == {"which": "this"}
+    assert rollouts[-1] is rollouts[1:][0]
+    assert rollouts[0] == rollouts[0]
+
+
 def test_the_mask_iterates_a_row_a_token():
     mask = a_rollout().sampling_mask
     rows = list(mask)

@@ -17,8 +17,5 @@ class Admit:
             if slot == len(state.active):
                 state.active.append(None)
             if state.active[slot] is None:
-                request = state.waiting.popleft()
-                request.slot = slot
-                state.active[slot] = request
-                admitted.append(request)
+                admitted.append(state.take(slot))
         return Admitted(admitted)

@@ -25,19 +25,13 @@ class Finish:
             if failure and not request.finish_reason:
                 request.fail(failure)
                 request.finish_reason = "abort"
-                self._clean(state, request.slot)
+                # Not at once: an abandoned round must find the rows as they were.
+                state.dirty.add(request.slot)
             if request.finish_reason:
                 state.active[request.slot] = None
                 request.slot = -1
                 ended.append((request, make_rollout(request, state.target.tokenizer)))
         return Finished(ended)
-
-    @staticmethod
-    def _clean(state: State, slot: int) -> None:
-        # A failed row may have left NaN in the caches, and a masked NaN still poisons the slot's next row.
-        for cache in (state.target_cache, state.draft_cache):
-            if cache is not None:
-                cache.release(slot)
 
     @staticmethod
     def _extend(state: State, request: Request, chunk: Chunk) -> None:

@@ -22,6 +22,7 @@ class Forward:
         starts = np.array([[request.cached] for request in proposal.requests], dtype=np.int64)
         positions = starts + np.arange(ids.shape[1])
         on_device = torch.from_numpy(positions).to(target.device)
+        state.tap()
         longest = int(positions.max()) + 1
         output = target.forward(
             torch.from_numpy(ids).to(target.device),

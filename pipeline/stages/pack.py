@@ -10,6 +10,7 @@ from pipeline.records import Captured, Committed, Packed
 from pipeline.request import Request
 from pipeline.state import State
 
+
 class Pack:
     """Takes the block's arrays apart by request, and finds the row at which a request fails, if one does."""
 

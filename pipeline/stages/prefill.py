@@ -41,10 +41,10 @@ class Prefill:
     def _prefix(self, state: State, request: Request) -> torch.Tensor:
         prompt = request.prompt
         length = len(prompt.token_ids)
-        prompt.unstarted -= 1
+        others = prompt.unstarted - {request.sample_index}
         if prompt.prefix is None:
             logits = self._compute(state, request)
-            if prompt.unstarted:
+            if others:
                 prompt.prefix = Prefix(
                     logits=logits,
                     target_row=state.target_cache.snapshot(request.slot, length),
@@ -55,14 +55,16 @@ class Prefill:
             state.target_cache.restore(request.slot, prompt.prefix.target_row)
             if state.draft is not None:
                 state.draft_cache.restore(request.slot, prompt.prefix.draft_row)
-            if not prompt.unstarted:
+            if not others:
                 prompt.prefix = None
+        prompt.unstarted.discard(request.sample_index)
         request.cached = length
         return logits
 
     @staticmethod
     def _compute(state: State, request: Request) -> torch.Tensor:
         target, slots = state.target, [request.slot]
+        state.tap()
         ids = torch.as_tensor(request.prompt.token_ids.astype(np.int64), device=target.device)[None]
         positions = torch.arange(ids.shape[1], device=target.device)[None]
         chunk = state.options.prefill_chunk
