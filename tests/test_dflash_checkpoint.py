@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -163,6 +164,89 @@ CONFIGS = [
     (lambda c: c.update(layer_types=["full_attention"]), "layer_types has 1 entries, num_hidden_layers=2"),
     (lambda c: c.update(layer_types=["full_attention", "linear"]), r"layer_types holds \['linear'\]"),
     (lambda c: c.update(hidden_act="gelu"), "hidden_act='gelu', expected 'silu'"),
+    (lambda c: c.update(dflash_config=[1]), r"dflash_config=\[1\], expected an object"),
+    (lambda c: c.update(dflash_config="x"), "dflash_config='x', expected an object"),
+    (lambda c: c.update(quantization_config={"bits": 4}), r"quantization_config=\{'bits': 4\}, expected None"),
+    (lambda c: c.update(mlp_bias=True), "mlp_bias=True, expected False"),
+    (lambda c: c.update(num_target_layers="5"), "num_target_layers='5', expected an integer"),
+    (lambda c: c.update(vocab_size="61"), "vocab_size='61', expected an integer"),
+    (lambda c: c.update(hidden_size=24.0), r"hidden_size=24\.0, expected an integer"),
+    (lambda c: c.update(num_attention_heads=True), "num_attention_heads=True, expected an integer"),
+    (lambda c: c.update(num_key_value_heads=0), "num_key_value_heads=0, expected an integer of at least 1"),
+    (lambda c: c.update(use_sliding_window="no", layer_types=None), "use_sliding_window='no', expected true"),
+    (
+        lambda c: c.update(use_sliding_window=True, sliding_window=4, layer_types=None, max_window_layers="x"),
+        "max_window_layers='x', expected an integer of at least 0",
+    ),
+    (
+        lambda c: c.update(layer_types=["sliding_attention"] * 2, sliding_window="4"),
+        "sliding_window='4', expected an integer",
+    ),
+    (lambda c: c.update(num_hidden_layers=10**15, layer_types=None), "MemoryError"),
+    (lambda c: c.update(intermediate_size=10**15), "config.json: no draft can be made by it: RuntimeError"),
+]
+
+
+def config_values(key, values, expected, place=None):
+    """Cases of CONFIGS: each value of the key (of dflash_config, or of another object `place`) is refused."""
+    for value in values:
+
+        def change(config, value=value):
+            (config if place is None else config[place])[key] = value
+
+        yield change, f"{re.escape(f'{key}={value!r}')}.*{expected}"
+
+
+def rope_values(key, values, expected, **rope):
+    """Cases of CONFIGS: each value of the scaling's key is refused beside the given others."""
+    for value in values:
+
+        def change(config, value=value):
+            config["rope_scaling"] = {"factor": 2.0, **rope, key: value}
+
+        yield change, f"{re.escape(f'{key}={value!r}')}.*{expected}"
+
+
+NAN, INF = float("nan"), float("inf")
+LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CONFIGS += [
+    *config_values("target_layer_ids", [[0, 0]], "expected distinct", "dflash_config"),
+    *config_values("target_layer_ids", [5, "02", {"0": 1}], "expected a list", "dflash_config"),
+    *config_values("target_layer_ids", [[], ["0"], [[0]], [True], [0.0]], "expected layers", "dflash_config"),
+    *config_values("mask_token_id", ["1", 1.0, True, -1], "expected an id", "dflash_config"),
+    *config_values("causal", ["false", 0, []], "expected true, false or null", "dflash_config"),
+    *config_values("is_causal", ["no", 1], "expected true, false or null"),
+    *config_values("attention_bias", ["false", 1], "expected true, false or null"),
+    *config_values("layer_types", [5, "full_attention", [["full_attention"]] * 2, {}], "expected a list"),
+    *config_values("head_dim", ["8", 8.0, -8, 0, True], "expected an integer of at least 1"),
+    *config_values("head_dim", [7], "expected an even integer"),
+    *config_values("rms_norm_eps", ["a", None, NAN, INF, 0, -1e-6, True], "expected a positive number"),
+    *config_values("max_position_embeddings", ["x", 0, 4.5], "expected an integer"),
+    *config_values("rope_theta", [NAN, INF, 0, -1.0, True, "x", [1]], "expected a positive number"),
+    *config_values("rope_scaling", ["yarn", 5, ["yarn"]], "expected an object"),
+    *config_values("rope_parameters", ["yarn", True], "expected an object"),
+    *rope_values("factor", ["2", 0, -1.0, NAN, True], "expected a positive number", rope_type="linear"),
+    *rope_values("factor", ["2", 0], "expected a positive number", rope_type="yarn"),
+    *rope_values("beta_fast", ["x", -1], "expected a positive number", rope_type="yarn"),
+    *rope_values("attention_factor", ["x", NAN], "expected a positive number", rope_type="yarn"),
+    *rope_values("mscale", ["x", -1], "expected a positive number", rope_type="yarn"),
+    *rope_values("truncate", ["no"], "expected true", rope_type="yarn"),
+    *rope_values("original_max_position_embeddings", ["x", 0, 4.5], "expected an integer", rope_type="yarn"),
+    *rope_values("rope_type", [["yarn"], 5], "expected one of"),
+    *rope_values("low_freq_factor", ["x", 0], "expected a positive number", **LLAMA3),
+    *rope_values("high_freq_factor", [0.5, 1.0], "expected more than low_freq_factor=1.0", **LLAMA3),
+    *[
+        (
+            lambda c, key=key: c.update(rope_scaling={"factor": 2.0, **LLAMA3, key: None}),
+            f"rope_type='llama3' without a {key}; add rope_scaling.{key}",
+        )
+        for key in ("factor", "low_freq_factor", "high_freq_factor")
+    ],
 ]
 
 
@@ -185,6 +269,24 @@ TENSORS = [
         lambda t: t.update({"layers.0.self_attn.qkv_proj.weight": torch.zeros(7, 24)}),
         "has 7 rows, expected 80",
     ),
+    (lambda t: t.update({"layers.0.self_attn.qkv_proj.weight": torch.tensor(1.0)}), "has 0 rows, expected 80"),
+    (
+        lambda t: t.update({"layers.0.self_attn.qkv_proj.weight": torch.zeros(80, 24)}),
+        "q_proj.weight occurs twice, also as a part of layers.0.self_attn.qkv_proj.weight",
+    ),
+    (lambda t: t["norm.weight"][3:4].fill_(NAN), "tensor norm.weight has NaN or infinite values as torch.float32"),
+    (lambda t: t["fc.weight"][0, :1].fill_(INF), "tensor fc.weight has NaN or infinite values"),
+    (
+        lambda t: t.update({"norm.weight": torch.full((24,), 1e300, dtype=torch.float64)}),
+        "tensor norm.weight has NaN or infinite values as torch.float32",
+    ),
+    *[
+        (
+            lambda t, dtype=dtype: t.update({"norm.weight": t["norm.weight"].to(dtype)}),
+            f"model.safetensors: tensor norm.weight has dtype {name}, expected one of F64, F32, F16, BF16",
+        )
+        for dtype, name in [(torch.int8, "I8"), (torch.uint8, "U8"), (torch.bool, "BOOL"), (torch.int64, "I64")]
+    ],
 ]
 
 
@@ -193,6 +295,60 @@ def test_refused_tensors(folder, target, change, message):
     edit_tensors(folder, change)
     with pytest.raises(CheckpointError, match=message):
         load_draft(str(folder), target)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"null", "config.json holds None, expected a JSON object"),
+        (b"5", "config.json holds 5, expected a JSON object"),
+        (b"[]", r"config.json holds \[\], expected a JSON object"),
+        (b'{"a": "\xff"}', "config.json is no JSON in UTF-8"),
+    ],
+)
+def test_refused_config_files(folder, target, content, message):
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(folder, target)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -3])
+def test_refused_safetensors(folder, target, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="model.safetensors can't be read as safetensors: SafetensorError"):
+        load_draft(folder, target)
+
+
+def test_scalings_load(folder, target):
+    for rope in (
+        {"factor": 2.0, **LLAMA3},
+        {"type": "linear", "factor": 2},
+        {"type": "yarn", "factor": 4, "mscale": 0},
+    ):
+        edit(folder, lambda c, rope=rope: c.update(rope_scaling=rope))
+        assert load_draft(folder, target).config.rope["factor"] == rope["factor"]
+
+
+def test_frequencies_stay_exact(folder, target):
+    """In a bfloat16 draft as in a bfloat16 target of transformers."""
+    target.dtype = torch.bfloat16
+    draft = load_draft(folder, target)
+    assert draft.dtype == torch.bfloat16
+    assert torch.equal(draft.module.rope.inv_freq, make_draft().module.rope.inv_freq)
+
+
+def test_a_path_is_stored_as_text(folder, target):
+    assert json.dumps(load_draft(folder, target).name) == json.dumps(str(folder))
+
+
+def test_whatever_fails_is_a_checkpoint_error(folder, target, monkeypatch):
+    def fail(*arguments):
+        raise ZeroDivisionError("why not")
+
+    monkeypatch.setattr(draft_checkpoint, "_place", fail)
+    with pytest.raises(CheckpointError, match="not usable as a draft: ZeroDivisionError: why not"):
+        load_draft(folder, target)
 
 
 def test_refused_places(tmp_path, target, monkeypatch):

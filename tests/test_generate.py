@@ -362,7 +362,7 @@ def test_every_token_is_what_its_seed_and_position_say():
 
 
 def test_the_draft_sees_what_a_fresh_one_would():
-    """Every proposal of a busy batch (refills, moved slots, shared prefills, a failed row) from an empty cache again."""
+    """Every proposal of a busy batch (refills, moved slots, shared prefills, a failed row), from an empty cache."""
 
     def spoil(ids, scores):
         return scores * (np.nan if ids.shape[1] > 9 else 1.0)
@@ -398,7 +398,7 @@ def test_the_draft_sees_what_a_fresh_one_would():
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["ordinary", "dflash"])
 def test_a_round_is_whole_or_has_not_happened(speculative):
-    """An exception at every stage of every round, prefills and failing requests included: afterwards, the same rollouts."""
+    """An exception at every stage of every round, failing requests included: afterwards, the same rollouts."""
 
     def spoil(ids, scores):
         return scores * (np.nan if ids.shape[1] > 8 else 1.0)

@@ -1,7 +1,10 @@
 """Targets: ragged rows against a cache-less forward, batch independence, taps, and every refusal."""
 
+import hashlib
 import json
+import pickle
 import shutil
+import struct
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from model_loaders.attention import packed_sdpa
 from model_loaders.errors import CheckpointError
 from model_loaders.packed_linear import PackedLinear
-from model_loaders.target import load_target, sha256_of
+from model_loaders.target import Target, load_target, sha256_of
 from tests.tiny_models import write_tiny_target
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "qwen3_moe", "smollm3")
@@ -234,6 +237,8 @@ def test_load_weights(llama):
         llama.load_weights({key: new, "nope": new})
     with pytest.raises(CheckpointError, match=r"up_proj.weight: shape \[2, 2\], expected \[64, 32\]"):
         llama.load_weights({key: new[:2, :2]})
+    with pytest.raises(CheckpointError, match=r"up_proj.weight: dtype torch.int8, expected a floating one"):
+        llama.load_weights({key: new.to(torch.int8)})
     assert torch.equal(llama.forward(ids, positions, llama.new_cache(1, 8)).logits, before)
     llama.load_weights({key: new})
     after = llama.forward(ids, positions, llama.new_cache(1, 8)).logits
@@ -394,6 +399,7 @@ def change_tensors(folder, change):
          "missing tensors model.layers.1.mlp.up_proj.weight"),
         (lambda t: t.pop("lm_head.weight"), "missing tensors lm_head.weight"),
         (lambda t: t.update(extra=torch.zeros(2)), "unexpected tensors extra"),
+        (lambda t: t["model.layers.0.mlp.up_proj.weight"].fill_(float("nan")), "logits of one token are NaN"),
         (lambda t: t.update({"model.norm.weight": torch.zeros(5)}),
          "model.norm.weight has shape [5], expected [32]"),
     ],
@@ -425,3 +431,244 @@ def test_gguf_needs_its_packages(spoiled, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "gguf" else found(name, *a))
     assert "missing gguf: pip install specmask[demo]" in refused(folder)
+
+
+def shard(folder, names=("one.safetensors", "two.safetensors"), **changes):
+    """Splits model.safetensors in two, named as asked, with an index; `changes` go into the index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map = {key: names[i % 2] for i, key in enumerate(sorted(tensors))}
+    for name in names:
+        save_file({k: tensors[k] for k, n in weight_map.items() if n == name}, folder / name, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": weight_map} | changes
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_shards_of_any_name(spoiled, folders):
+    folder = shard(spoiled())
+    target = load_target(folder, device="cpu")
+    ids = tokens(1, 5)
+    assert torch.equal(full_logits(target, ids), full_logits(load_target(folders(), device="cpu"), ids))
+    listing = "".join(f"{sha256_of(folder / n)}  {n}\n" for n in ("one.safetensors", "two.safetensors"))
+    assert target.sha256 == hashlib.sha256(listing.encode()).hexdigest()
+
+
+class Trap:
+    """Unpickling it raises."""
+
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('a pickle of the checkpoint was loaded')",))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../two.safetensors", "/two.safetensors", "a\\b.safetensors", 3])
+@pytest.mark.parametrize("keep_single", [False, True])
+def test_refused_index_files(spoiled, name, keep_single):
+    """Nothing but safetensors files of the folder, even where transformers would read the single file."""
+    folder = spoiled()
+    if keep_single:
+        shutil.copy(folder / "model.safetensors", folder / "kept")
+    shard(folder, weight_map={"lm_head.weight": "one.safetensors", "model.norm.weight": name})
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    if keep_single:
+        (folder / "kept").rename(folder / "model.safetensors")
+    message = refused(folder)
+    assert f"model.safetensors.index.json: weight_map has {name!r} for model.norm.weight, expected" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "model.safetensors.index.json holds [], expected a JSON object"),
+        ('{"weight_map": ["x"]}', "weight_map=['x'], expected an object"),
+        ('{"weight_map": {}}', "weight_map={}, expected an object"),
+        ('{"metadata": {}}', "weight_map=None, expected an object"),
+        ('{"weight_map"', "model.safetensors.index.json is no JSON"),
+        ('{"weight_map": {"x": "gone.safetensors"}}', "gone.safetensors is in the index but not there"),
+    ],
+)
+def test_refused_indexes(spoiled, text, message):
+    folder = shard(spoiled())
+    (folder / "model.safetensors.index.json").write_text(text)
+    assert message in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"null", "config.json holds None, expected a JSON object"),
+        (b"5", "config.json holds 5, expected a JSON object"),
+        (b"[1]", "config.json holds [1], expected a JSON object"),
+        (b'{"model_type": "lla', "config.json is no JSON"),
+        (b'{"model_type": "\xff\xfe"}', "config.json is no JSON in UTF-8"),
+        (b"[" * 100_000, "config.json is no JSON"),
+        (b"", "config.json is no JSON"),
+        (b"{}", "config not understood"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_refused_config_files(spoiled, content, message):
+    folder = spoiled()
+    (folder / "config.json").write_bytes(content)
+    assert message in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auto_map": None}, "auto_map=None, expected no such key"),
+        ({"auto_map": 3}, "auto_map=3, expected no such key"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config={'quant_method': 'gptq'"),
+        ({"quantization_config": {"load_in_4bit": True}}, "quantised weights aren't supported"),
+        ({"quantization_config": {}}, "quantization_config={}, expected none"),
+        ({"transformers_weights": "adapter_model.bin"}, "transformers_weights='adapter_model.bin', expected none"),
+        ({"model_type": ["llama"]}, "config not understood"),
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"hidden_size": -32}, "not loadable"),
+        ({"num_attention_heads": 5}, "hidden size (32) is not a multiple"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_hidden_layers": 0}, "unexpected tensors"),
+        ({"num_key_value_heads": 3}, "has shape [16, 32], expected [24, 32]"),
+        ({"hidden_act": "nonesuch"}, "nonesuch"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"rope_parameters": "yarn"}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "nonesuch", "rope_theta": 1e4}}, "nonesuch"),
+        ({"layer_types": 5}, "layer_types=5, expected a list of names"),
+        ({"layer_types": [["full_attention"]]}, "layer_types=[['full_attention']], expected a list of names"),
+        ({"rms_norm_eps": float("nan")}, "logits of one token are NaN in torch.float32"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "NaN"),
+        ({"dtype": "nonesuch"}, "nonesuch"),
+        ({"eos_token_id": "x"}, "eos_token_id"),
+    ],
+    ids=str,
+)
+def test_refused_config_values(spoiled, changes, message):
+    folder = spoiled()
+    (folder / "generation_config.json").unlink()
+    edit_config(folder, **changes)
+    assert message in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:5],
+        lambda data: data[:1000],
+        lambda data: data[:-7],
+        lambda data: struct.pack("<Q", 2**40) + data[8:],
+        lambda data: pickle.dumps(Trap()),
+        lambda data: data[:8] + b"\xff" * 50 + data[58:],
+    ],
+    ids=["empty", "short", "in the header", "in the data", "huge header", "a pickle", "no UTF-8"],
+)
+def test_refused_safetensors(spoiled, damage):
+    folder = spoiled()
+    path = folder / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    assert f"{path} can't be read as safetensors: SafetensorError" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.int8, "I8"), (torch.uint8, "U8"), (torch.bool, "BOOL"), (torch.int64, "I64"),
+     (torch.float8_e4m3fn, "F8_E4M3")],
+)  # fmt: skip
+@pytest.mark.parametrize("sharded", [False, True])
+def test_refused_dtypes(spoiled, dtype, name, sharded):
+    folder = spoiled()
+    key = "model.layers.1.mlp.up_proj.weight"
+    change_tensors(folder, lambda t: t.update({key: t[key].to(dtype)}))
+    if sharded:
+        shard(folder)
+    assert f"safetensors: tensor {key} has dtype {name}, expected one of F64, F32, F16, BF16" in refused(folder)
+
+
+def test_masks_of_older_checkpoints_are_skipped(tmp_path):
+    """Their integer tensors are not weights: GPT-NeoX's and GPT-2's first checkpoints have them."""
+    shape = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model("gpt_neox", **shape, intermediate_size=32)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    mask = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint8)}
+    change_tensors(tmp_path, lambda t: t.update(mask))
+    assert load_target(tmp_path, device="cpu").num_layers == 1
+    bias = "gpt_neox.layers.0.attention.dense.bias"
+    change_tensors(tmp_path, lambda t: t.update({bias: t[bias].to(torch.int8)}))
+    assert f"tensor {bias} has dtype I8" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", b"{", "tokenizer not loadable"),
+        ("tokenizer.json", b"\xff", "tokenizer not loadable"),
+        ("tokenizer_config.json", b"[]", "tokenizer not loadable"),
+        ("adapter_config.json", b"{}", "adapter_config.json: an adapter's file, expected none"),
+        ("generation_config.json", b'{"eos_token_id": "x"}', "eos_token_id='x', expected an integer"),
+    ],
+)
+def test_refused_side_files(spoiled, file, content, message):
+    folder = spoiled()
+    (folder / file).write_bytes(content)
+    assert message in refused(folder)
+
+
+def test_refused_gguf(spoiled):
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    folder = spoiled()
+    (folder / "x.gguf").write_bytes(b"GGUF no more")
+    assert "config not understood" in refused(folder / "x.gguf")
+
+
+def test_whatever_fails_is_a_checkpoint_error(folders, monkeypatch):
+    def fail(self):
+        raise ZeroDivisionError("why not")
+
+    monkeypatch.setattr(Target, "_probe_cache_shape", fail)
+    assert "llama" in (message := refused(folders()))
+    assert "not usable as a target: ZeroDivisionError: why not" in message
+    monkeypatch.setattr(Target, "_probe_cache_shape", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        load_target(folders(), device="cpu")
+
+
+def test_a_path_is_stored_as_text(llama, folders):
+    assert json.dumps(llama.name) == json.dumps(str(folders()))
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(folders, tmp_path, monkeypatch):
+    """The snapshot of "someone/tiny" in a hub cache of its own, read offline."""
+    repo = tmp_path / "models--someone--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return shutil.copytree(folders(), repo / "snapshots" / COMMIT)
+
+
+def test_hub(hub, folders):
+    target = load_target("someone/tiny", device="cpu")
+    assert (target.name, target.revision) == ("someone/tiny", COMMIT)
+    assert target.sha256 == sha256_of(folders() / "model.safetensors")
+    assert target.eos_token_ids == {258}
+    assert target.tokenizer is not None
+    shard(hub)
+    assert load_target("someone/tiny", device="cpu").sha256 is not None
+
+
+def test_refused_on_the_hub(hub):
+    weight_map = {"lm_head.weight": "pytorch_model.bin"}
+    shard(hub, weight_map=weight_map)
+    (hub / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    assert "weight_map has 'pytorch_model.bin' for lm_head.weight" in refused("someone/tiny")
+    (hub / "model.safetensors.index.json").unlink()
+    assert "no weights, expected model.safetensors" in refused("someone/tiny")
+    save_file({"lm_head.weight": torch.zeros(320, 32, dtype=torch.int8)}, hub / "model.safetensors")
+    assert "tensor lm_head.weight has dtype I8" in refused("someone/tiny")
+    assert "not readable from the hub" in refused("someone/absent")
