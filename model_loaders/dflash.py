@@ -153,6 +153,15 @@ class DFlashModule(nn.Module):
         self.norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.rope = _rotary(config)  # its buffers are not persistent: no tensor of a checkpoint
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DFlashModule:
+        # Conversions (.to, .half, ...) move the rotary frequencies but leave them in float32, as transformers
+        # has them in the target: rounded to bfloat16 they turn by visibly wrong angles.
+        exact = dict(self.rope.named_buffers())
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            setattr(self.rope, name, buffer.to(getattr(self.rope, name).device))
+        return self
+
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """RoPE's cos and sin of absolute positions [b, w], each [b, 1, w, head_dim] in dtype."""
         # The rotary module takes dtype and device from its first argument only.

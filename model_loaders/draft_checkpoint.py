@@ -10,6 +10,7 @@ loading is the only place where such a mistake shows.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from model_loaders.dflash import FULL, SLIDING, DFlashConfig, DFlashDraft, DFlashModule
 from model_loaders.errors import CheckpointError
 from model_loaders.packed_linear import pack_linears
+from model_loaders.target_checkpoint import explained, other_dtypes, read_json_object, refuse_other_dtypes
 
 DEMO_DRAFT = Path(__file__).parent / "demo_draft"
 
@@ -43,28 +45,48 @@ NOT_IMPLEMENTED: dict[str, Any] = {
     "enable_confidence_head": False,
     "sample_from_anchor": False,
     "draft_vocab_size": None,
+    "mlp_bias": False,
+    "quantization_config": None,
 }
 # Keys of dflash_config that have no influence on inference.
 IGNORED = {"num_anchors", "markov_head_type", "confidence_head_with_markov"}
 READ = {"target_layer_ids", "mask_token_id", "mask_token", "block_size", "num_target_layers", "causal"}
 # Scalings whose frequencies don't depend on the length reached: keys already cached must stay valid.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+# Numbers of a scaling, each with whether the type of scaling can do without it.
+ROPE_NUMBERS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "linear": {"factor": False},
+    "yarn": {
+        "factor": False,
+        "attention_factor": True,
+        "beta_fast": True,
+        "beta_slow": True,
+        "mscale": True,
+        "mscale_all_dim": True,
+    },
+    "llama3": {"factor": False, "low_freq_factor": False, "high_freq_factor": False},
+}
 
 
-def load_draft(name: str, target: Any, *, revision: str | None = None) -> DFlashDraft:
+def load_draft(name: str | Path, target: Any, *, revision: str | None = None) -> DFlashDraft:
     """The draft `name` on the target's device and in its dtype, checked against the target.
 
     name: "demo" (the draft shipped for the demo target), a local folder, or a hub name. revision: a hub
     branch, tag or commit. Raises CheckpointError for anything that doesn't fit.
     """
-    folder, revision = _find(name, revision)
-    config = read_config(folder, target)
-    files = tuple(sorted(folder.glob("*.safetensors")))
-    module = DFlashModule(config)
-    _place(module, _read_tensors(folder, files))
-    module.to(device=target.device, dtype=target.dtype).requires_grad_(False).eval()
-    if target.device.type == "cpu":
-        pack_linears(module)
+    name = str(name)
+    with explained(f"draft={name!r}: not usable as a draft"):
+        folder, revision = _find(name, revision)
+        config = read_config(folder, target)
+        files = tuple(sorted(folder.glob("*.safetensors")))
+        with explained(f"{folder / 'config.json'}: no draft can be made by it"):
+            module = DFlashModule(config)
+        _place(module, _read_tensors(folder, files))
+        module.to(device=target.device, dtype=target.dtype).requires_grad_(False).eval()
+        _refuse_not_finite(module, folder)
+        if target.device.type == "cpu":
+            pack_linears(module)
     return DFlashDraft(module, target, name=name, revision=revision, files=files)
 
 
@@ -135,25 +157,26 @@ def default_layer_ids(num_draft_layers: int, num_target_layers: int) -> tuple[in
 def read_config(folder: Path, target: Any) -> DFlashConfig:
     """The DFlashConfig of a checkpoint folder, checked against the target. Raises CheckpointError."""
     path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; a draft folder needs config.json and *.safetensors") from None
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path} is no JSON ({error}); fetch the file again") from None
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing; a draft folder needs config.json and *.safetensors")
+    raw = read_json_object(path)
+    nested = raw.get("dflash_config")
+    if nested is None:
+        nested = {}
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"{path}: dflash_config={nested!r}, expected an object")
     _refuse_other_methods(raw, path)
-    nested = raw.get("dflash_config") or {}
     _refuse_unknown_options(raw, nested, path)
 
-    def option(key: str, default: Any = None) -> Any:
+    def option(key: str) -> Any:
         value = nested.get(key)
-        return raw.get(key, default) if value is None else value
+        return raw.get(key) if value is None else value
 
     def number(key: str, lowest: int = 1) -> int:
-        value = option(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise CheckpointError(f"{path}: {key}={value!r}, expected an integer of at least {lowest}")
-        return value
+        return _integer(key, option(key), path, lowest)
+
+    def number_or(key: str, default: Any, lowest: int = 1) -> Any:
+        return default if option(key) is None else number(key, lowest)
 
     heads, kv_heads = number("num_attention_heads"), number("num_key_value_heads")
     if heads % kv_heads:
@@ -161,30 +184,52 @@ def read_config(folder: Path, target: Any) -> DFlashConfig:
     if (act := raw.get("hidden_act", "silu")) != "silu":
         raise CheckpointError(f"{path}: hidden_act={act!r}, expected 'silu'; this version has no other")
     num_layers, hidden_size = number("num_hidden_layers"), number("hidden_size")
-    num_target_layers = option("num_target_layers")
+    head_dim = number_or("head_dim", hidden_size // heads)
+    if head_dim % 2 or head_dim < 2:
+        raise CheckpointError(f"{path}: head_dim={head_dim}, expected an even integer of at least 2")
     layer_types = _layer_types(raw, num_layers, path)
-    causal = nested.get("causal", raw.get("is_causal"))
+    is_causal = _flag("is_causal", raw.get("is_causal"), path)
+    causal = _flag("causal", nested.get("causal"), path)
+    eps = raw.get("rms_norm_eps", 1e-6)
     config = DFlashConfig(
         hidden_size=hidden_size,
         intermediate_size=number("intermediate_size"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=raw.get("head_dim") or hidden_size // heads,
+        head_dim=head_dim,
         layer_types=layer_types,
         target_layer_ids=_layer_ids(option("target_layer_ids"), num_layers, target, path),
-        num_target_layers=target.num_layers if num_target_layers is None else num_target_layers,
+        num_target_layers=number_or("num_target_layers", target.num_layers),
         block_size=number("block_size", 2),
         mask_token_id=_mask_token_id(option("mask_token_id"), option("mask_token"), target, path),
         rope=_rope(raw, path),
-        max_position_embeddings=raw.get("max_position_embeddings") or 32768,
+        max_position_embeddings=number_or("max_position_embeddings", 32768),
         sliding_window=number("sliding_window") if SLIDING in layer_types else None,
-        causal=None if causal is None else bool(causal),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        vocab_size=raw.get("vocab_size"),
+        causal=causal if "causal" in nested else is_causal,
+        rms_norm_eps=_positive("rms_norm_eps", eps, path),
+        attention_bias=bool(_flag("attention_bias", raw.get("attention_bias"), path)),
+        vocab_size=number_or("vocab_size", None),
     )
     _check_target(config, target, path)
     return config
+
+
+def _integer(key: str, value: Any, path: Path, lowest: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise CheckpointError(f"{path}: {key}={value!r}, expected an integer of at least {lowest}")
+    return value
+
+
+def _flag(key: str, value: Any, path: Path) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{path}: {key}={value!r}, expected true, false or null")
+    return value
+
+
+def _positive(key: str, value: Any, path: Path) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{path}: {key}={value!r}, expected a positive number")
+    return float(value)
 
 
 def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
@@ -238,11 +283,13 @@ def _refuse_unknown_options(raw: dict[str, Any], nested: dict[str, Any], path: P
 def _layer_types(raw: dict[str, Any], num_layers: int, path: Path) -> tuple[str, ...]:
     kinds = raw.get("layer_types")
     if kinds is None:
-        if raw.get("use_sliding_window") and raw.get("sliding_window"):
-            first = raw.get("max_window_layers", 28)  # Qwen3's own default
+        if _flag("use_sliding_window", raw.get("use_sliding_window"), path) and raw.get("sliding_window"):
+            first = _integer("max_window_layers", raw.get("max_window_layers", 28), path, 0)  # 28: Qwen3's default
             kinds = [SLIDING if layer >= first else FULL for layer in range(num_layers)]
         else:
             kinds = [FULL] * num_layers
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise CheckpointError(f"{path}: layer_types={kinds!r}, expected a list of {FULL!r} or {SLIDING!r}")
     if len(kinds) != num_layers:
         raise CheckpointError(f"{path}: layer_types has {len(kinds)} entries, num_hidden_layers={num_layers}")
     if wrong := set(kinds) - {FULL, SLIDING}:
@@ -260,11 +307,15 @@ def _layer_ids(ids: Any, num_layers: int, target: Any, path: Path) -> tuple[int,
         )
     # -1 is the embedding. The last layer is out: transformers' entry for it is normed, a hook's is not.
     last = target.num_layers - 2
+    if not isinstance(ids, list | tuple):
+        raise CheckpointError(f"{path}: target_layer_ids={ids!r}, expected a list of the target's layers")
     if not ids or any(isinstance(i, bool) or not isinstance(i, int) or not -1 <= i <= last for i in ids):
         raise CheckpointError(
             f"{path}: target_layer_ids={ids!r}, expected layers from -1 (the embedding) to {last} "
             f"of the target's {target.num_layers}; is it a draft for another target?"
         )
+    if len(set(ids)) != len(ids):
+        raise CheckpointError(f"{path}: target_layer_ids={ids!r}, expected distinct layers")
     return tuple(ids)
 
 
@@ -284,7 +335,12 @@ def _mask_token_id(token_id: Any, token: Any, target: Any, path: Path) -> int:
 
 def _rope(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     """rope_parameters of either style: nested (rope_parameters) or top-level (rope_theta, rope_scaling)."""
-    rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    rope: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        values = raw.get(key)
+        if values is not None and not isinstance(values, dict):
+            raise CheckpointError(f"{path}: {key}={values!r}, expected an object or null")
+        rope |= values or {}
     rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
     rope.pop("type", None)
     # The draft rotates whole heads at plain positions, whatever its target does.
@@ -293,19 +349,29 @@ def _rope(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         del rope[key]
     if rope.get("rope_theta") is None:
         rope["rope_theta"] = raw.get("rope_theta")
-    if not isinstance(rope["rope_theta"], int | float) or rope["rope_theta"] <= 0:
+    rope["rope_theta"] = _positive("rope_theta", rope["rope_theta"], path)
+    kind = rope["rope_type"]
+    if kind not in ROPE_TYPES:
+        raise CheckpointError(f"{path}: rope_type={kind!r}, expected one of {ROPE_TYPES}")
+    for key, optional in ROPE_NUMBERS[kind].items():
+        if not optional and rope.get(key) is None:
+            raise CheckpointError(f"{path}: rope_type={kind!r} without a {key}; add rope_scaling.{key}")
+        # An mscale of 0 is off.
+        if rope.get(key) is not None and not (key.startswith("mscale") and rope[key] == 0):
+            _positive(f"rope_scaling.{key}", rope[key], path)
+    if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise CheckpointError(
-            f"{path}: rope_theta={rope['rope_theta']!r}, expected a positive number at the top level "
-            "or in rope_parameters"
+            f"{path}: rope_scaling.high_freq_factor={rope['high_freq_factor']!r}, expected more than "
+            f"low_freq_factor={rope['low_freq_factor']!r}"
         )
-    rope["rope_theta"] = float(rope["rope_theta"])
-    if rope["rope_type"] not in ROPE_TYPES:
-        raise CheckpointError(f"{path}: rope_type={rope['rope_type']!r}, expected one of {ROPE_TYPES}")
-    if rope["rope_type"] != "default" and "factor" not in rope:
-        raise CheckpointError(f"{path}: rope_type={rope['rope_type']!r} without a factor; add rope_scaling.factor")
-    if rope["rope_type"] in ("yarn", "llama3") and not rope.get("original_max_position_embeddings"):
-        # The usual convention: without it, max_position_embeddings is the length before scaling.
-        rope["original_max_position_embeddings"] = raw.get("max_position_embeddings") or 32768
+    if kind == "yarn":
+        _flag("rope_scaling.truncate", rope.get("truncate"), path)
+    if kind in ("yarn", "llama3"):
+        length = "original_max_position_embeddings"
+        if rope.get(length) is None:
+            # The usual convention: without it, max_position_embeddings is the length before scaling.
+            rope[length] = raw.get("max_position_embeddings") or 32768
+        _integer(f"rope_scaling.{length}", rope[length], path)
     return rope
 
 
@@ -327,17 +393,15 @@ def _read_tensors(folder: Path, files: tuple[Path, ...]) -> dict[str, Tensor]:
     """All tensors of the files under the module's names: no `model.` prefix. Raises CheckpointError."""
     if not files:
         raise CheckpointError(f"{folder} holds no *.safetensors; other weight formats are not read")
+    refuse_other_dtypes(other_dtypes(files))
     tensors: dict[str, Tensor] = {}
     for path in files:
-        try:
-            with safe_open(path, framework="pt") as stream:
-                for key in stream.keys():  # noqa: SIM118 (not a dict)
-                    name = key.removeprefix("model.")
-                    if name in tensors:
-                        raise CheckpointError(f"{path}: tensor {key} occurs twice; keep one copy")
-                    tensors[name] = stream.get_tensor(key)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} can't be read ({error}); fetch the file again") from error
+        with explained(f"{path} can't be read"), safe_open(path, framework="pt") as stream:
+            for key in stream.keys():  # noqa: SIM118 (not a dict)
+                name = key.removeprefix("model.")
+                if name in tensors:
+                    raise CheckpointError(f"{path}: tensor {key} occurs twice; keep one copy")
+                tensors[name] = stream.get_tensor(key)
     return tensors
 
 
@@ -348,10 +412,14 @@ def _place(module: DFlashModule, tensors: dict[str, Tensor]) -> None:
     rows = [config.num_attention_heads * head] + 2 * [config.num_key_value_heads * head]
     for name in [name for name in tensors if ".qkv_proj." in name]:
         fused = tensors.pop(name)
-        if fused.shape[0] != sum(rows):
-            raise CheckpointError(f"tensor {name} has {fused.shape[0]} rows, expected {sum(rows)} (q, k and v)")
+        found = fused.shape[0] if fused.ndim else 0
+        if found != sum(rows):
+            raise CheckpointError(f"tensor {name} has {found} rows, expected {sum(rows)} (q, k and v)")
         for part, piece in zip("qkv", fused.split(rows), strict=True):
-            tensors[name.replace("qkv_proj", f"{part}_proj")] = piece
+            own = name.replace("qkv_proj", f"{part}_proj")
+            if own in tensors:
+                raise CheckpointError(f"tensor {own} occurs twice, also as a part of {name}; keep one copy")
+            tensors[own] = piece
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise CheckpointError(f"tensors missing from the checkpoint: {_some(missing)}; fetch all its files")
     if extra := sorted(tensors.keys() - wanted.keys()):
@@ -365,6 +433,15 @@ def _place(module: DFlashModule, tensors: dict[str, Tensor]) -> None:
                 f"tensor {name} has shape {list(tensor.shape)}, expected {list(wanted[name].shape)} by config.json"
             )
     module.load_state_dict(tensors)
+
+
+def _refuse_not_finite(module: DFlashModule, folder: Path) -> None:
+    """Raise CheckpointError for a weight, or a rotation's frequency, that is NaN or infinite in its dtype."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{folder}: tensor {name} has NaN or infinite values as {tensor.dtype}, expected finite ones"
+            )
 
 
 def _some(names: list[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,9 +30,12 @@ from model_loaders.taps import LayerTaps
 from model_loaders.target_checkpoint import (
     TOKENIZER_FILES,
     Checkpoint,
+    explained,
     find_checkpoint,
     load_tokenizer,
+    other_dtypes,
     read_config,
+    refuse_other_dtypes,
     refuse_unsupported,
     refuse_wrong_tensors,
     weight_files,
@@ -196,8 +200,7 @@ class Target:
         return TargetOutput(logits, self._taps.features())
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The target's input embeddings: int64 [...] -> [..., hidden]. Differentiable with respect to "
-        "none."""
+        """The target's input embeddings: int64 [...] -> [..., hidden]. Differentiable with respect to none."""
         return self.model.get_input_embeddings()(token_ids)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -215,8 +218,7 @@ class Target:
         tokenizer = self._need_tokenizer("render_chat")
         if not tokenizer.chat_template:
             raise CheckpointError(
-                f"{self.name}: the tokenizer has chat_template=None, expected a template: pass prompts as "
-                "text or "
+                f"{self.name}: the tokenizer has chat_template=None, expected a template: pass prompts as text or "
                 "token ids, or set target.tokenizer.chat_template"
             )
         ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
@@ -235,7 +237,7 @@ class Target:
     def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copies new values into the named weights, in place; names are the model's state_dict keys.
 
-        All names and shapes are checked first, so a refused call changes nothing. Cached keys and values of
+        All names, shapes and dtypes are checked first, so a refused call changes nothing. Cached keys and values of
         the old weights are the caller's to drop. Raises CheckpointError naming the key.
         """
         own = self.model.state_dict()
@@ -244,6 +246,8 @@ class Target:
                 raise CheckpointError(f"{key}: unexpected tensor, expected one of the target's {len(own)} keys")
             if own[key].shape != value.shape:
                 raise CheckpointError(f"{key}: shape {list(value.shape)}, expected {list(own[key].shape)}")
+            if not value.is_floating_point():
+                raise CheckpointError(f"{key}: dtype {value.dtype}, expected a floating one")
         for key, value in tensors.items():
             own[key].copy_(value)
         self.num_weight_updates += 1
@@ -257,8 +261,7 @@ class Target:
     def _need_tokenizer(self, method: str) -> Any:
         if self.tokenizer is None:
             raise CheckpointError(
-                f"{self.name}: no tokenizer files, expected one of {', '.join(TOKENIZER_FILES)} for "
-                f"{method}(): "
+                f"{self.name}: no tokenizer files, expected one of {', '.join(TOKENIZER_FILES)} for {method}(): "
                 "add them to the checkpoint's folder, or pass prompts as token ids"
             )
         return self.tokenizer
@@ -268,7 +271,7 @@ class Target:
         """(kv_heads, key width, value width), seen by running one token: configs name them in many ways."""
         probe = _ProbeCache()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        self.model(
+        output = self.model(
             input_ids=zero,
             position_ids=zero,
             attention_mask=self._mask(zero, 1),
@@ -277,9 +280,13 @@ class Target:
         )
         if sorted(probe.shapes) != list(range(self.num_layers)):
             raise CheckpointError(
-                f"{self.name}: {len(probe.shapes)} of {self.num_layers} layers keep keys and values, "
-                "expected all: "
+                f"{self.name}: {len(probe.shapes)} of {self.num_layers} layers keep keys and values, expected all: "
                 "layers that share or recur can't be represented by the per-row cache"
+            )
+        if output.logits.isnan().any():
+            raise CheckpointError(
+                f"{self.name}: the logits of one token are NaN in {self.dtype}, expected numbers: a weight or a number "
+                "of config.json isn't finite"
             )
         shapes = set(probe.shapes.values())
         if len(shapes) != 1:
@@ -326,17 +333,19 @@ def load_target(
         name = demo_target_folder()
     device = _resolve_device(device)
     dtype = _resolve_dtype(dtype, device)
-    found = find_checkpoint(str(name), revision)
-    config = read_config(found, revision)
-    refuse_unsupported(config, asked)
-    model = _load_model(found, config, device, dtype, revision, asked)
-    return Target(
-        model,
-        load_tokenizer(found, revision),
-        name=asked,
-        revision=getattr(config, "_commit_hash", None),
-        weight_files=weight_files(found),
-    )
+    with explained(f"{asked}: not usable as a target"):
+        found = find_checkpoint(str(name), revision)
+        config = read_config(found)
+        refuse_unsupported(config, asked)
+        files = weight_files(found)
+        model = _load_model(found, files, config, device, dtype, asked)
+        return Target(
+            model,
+            load_tokenizer(found),
+            name=asked,
+            revision=found.revision,
+            weight_files=files,
+        )
 
 
 def sha256_of(path: Path) -> str:
@@ -368,16 +377,17 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtyp
 
 
 def _load_model(
-    found: Checkpoint, config: Any, device: torch.device, dtype: torch.dtype, revision: str | None, name: str
+    found: Checkpoint, files: Sequence[Path], config: Any, device: torch.device, dtype: torch.dtype, name: str
 ) -> Any:
-    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
+    arguments = found.hub_arguments
     if found.gguf_file:
         arguments["gguf_file"] = found.gguf_file
     else:
         arguments["use_safetensors"] = True
     if device.type != "cpu" and importlib.util.find_spec("accelerate") is not None:
         arguments["device_map"] = {"": device}  # straight to the device, without a copy in host memory
-    try:
+    others = {} if found.gguf_file else other_dtypes(files)
+    with explained(f"{name}: not loadable by transformers as a causal language model"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             found.source,
             config=config,
@@ -388,14 +398,12 @@ def _load_model(
             ignore_mismatched_sizes=True,  # they are reported below, with our message
             **arguments,
         )
-    except (ValueError, OSError, KeyError) as error:
-        raise CheckpointError(f"{name}: not loadable by transformers as a causal language model: {error}") from error
     model, info = loaded
+    refuse_other_dtypes({key: value for key, value in others.items() if not _is_skipped(model, key)})
     refuse_wrong_tensors(info, name)
     if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
         raise CheckpointError(
-            f"{name}: {type(model).__name__}, expected a model whose attention goes through transformers' "
-            "attention "
+            f"{name}: {type(model).__name__}, expected a model whose attention goes through transformers' attention "
             "interface and whose only state is keys and values"
         )
     model.set_attn_implementation(ATTENTION)
@@ -405,12 +413,22 @@ def _load_model(
     return model
 
 
+def _is_skipped(model: Any, key: str) -> bool:
+    """Whether a checkpoint's tensor is one of those, masks of older checkpoints, that the model doesn't load."""
+    own = model.state_dict().keys()
+    if key in own or f"{model.base_model_prefix}.{key}" in own:
+        return False
+    return any(re.search(pattern, key) for pattern in model._keys_to_ignore_on_load_unexpected or ())
+
+
 def _eos_token_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
     ids: set[int] = set()
     for source in (model.generation_config, model.config.get_text_config(), tokenizer):
         value = getattr(source, "eos_token_id", None)
-        if value is not None:
-            ids.update([value] if isinstance(value, int) else value)
+        values = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) for i in values):
+            raise CheckpointError(f"{type(source).__name__}: eos_token_id={value!r}, expected an integer or several")
+        ids.update(values)
     return frozenset(ids)
 
 

@@ -6,12 +6,16 @@ Everything is refused here that the per-row cache can't represent or that would 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from safetensors import safe_open
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.hub import cached_file
 
 from model_loaders.errors import CheckpointError
@@ -23,7 +27,15 @@ TOKENIZER_FILES = (
     "vocab.json",
     "spiece.model",
 )
-_SAFETENSORS_NAMES = ("model.safetensors", "model.safetensors.index.json")
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SAFETENSORS_NAMES = (_SINGLE, _INDEX)
+# Keys of config.json that change what is loaded, each with why it must be absent or null.
+_REFUSED_KEYS = {
+    "quantization_config": "quantised weights aren't supported; use the checkpoint that they were made from",
+    "transformers_weights": "weights are read from model.safetensors or its index only; remove the key",
+}
+# safetensors' names of the types that weights may have; any other would be cast in silence.
+FLOATING = ("F64", "F32", "F16", "BF16")
 # transformers' names of a layer that attends to everything before it.
 _FULL_ATTENTION = {"full_attention", "attention"}
 
@@ -36,6 +48,34 @@ class Checkpoint:
     folder: Path
     gguf_file: str | None
     is_hub: bool
+    revision: str | None = None  # the hub's commit, so that everything is read from the state that was checked
+
+    @property
+    def hub_arguments(self) -> dict[str, Any]:
+        """What transformers' from_pretrained needs beside `source` to read this checkpoint's revision."""
+        return {"revision": self.revision} if self.is_hub else {}
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns any exception but CheckpointError into a CheckpointError `what: its type: its text`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError for an unreadable file or another kind of value."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no JSON in UTF-8 ({error}); fetch the file again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds {_shown(value)}, expected a JSON object; fetch the file again")
+    return value
 
 
 def find_checkpoint(name: str, revision: str | None) -> Checkpoint:
@@ -51,13 +91,15 @@ def find_checkpoint(name: str, revision: str | None) -> Checkpoint:
         raise CheckpointError(f"{name}: no such file or folder, expected 'demo', a hub name, a folder or a .gguf file")
     try:
         config_file = cached_file(name, "config.json", revision=revision)
-    except OSError as error:
+    except Exception as error:
         raise CheckpointError(
             f"{name}: no such folder here and not readable from the hub, expected a checkpoint with "
             f"config.json: {error}"
         ) from error
     assert config_file is not None
-    return Checkpoint(name, Path(config_file).parent, None, True)
+    folder = Path(config_file).parent  # .../snapshots/<commit>
+    commit = folder.name if re.fullmatch("[0-9a-f]{40}", folder.name) else revision
+    return Checkpoint(name, folder, None, True, commit)
 
 
 def _find_in_folder(folder: Path) -> Checkpoint:
@@ -74,31 +116,43 @@ def _find_in_folder(folder: Path) -> Checkpoint:
     pickles = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         raise CheckpointError(
-            f"{folder}: weights only as {', '.join(pickles)}, expected safetensors or GGUF: pickled weights "
-            "can run "
+            f"{folder}: weights only as {', '.join(pickles)}, expected safetensors or GGUF: pickled weights can run "
             "code and are never loaded; convert them with save_pretrained"
         )
     raise CheckpointError(f"{folder}: no weights, expected {' or '.join(_SAFETENSORS_NAMES)} or a .gguf file")
 
 
-def read_config(found: Checkpoint, revision: str | None) -> Any:
+def read_config(found: Checkpoint) -> Any:
     """The transformers config. Raises CheckpointError for one that asks for code of its own, or isn't understood."""
-    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
+    arguments = found.hub_arguments
     if found.gguf_file:
         require_gguf(found.gguf_file)
         arguments["gguf_file"] = found.gguf_file
     else:
-        raw, _ = PretrainedConfig.get_config_dict(found.source, **arguments)
-        if "auto_map" in raw:
-            raise CheckpointError(
-                f"{found.source}: config.json has auto_map={sorted(raw['auto_map'])}, expected none: code "
-                "shipped with "
-                "a checkpoint is never run; use a checkpoint of an architecture that transformers has itself"
-            )
-    try:
+        _refuse_keys(read_json_object(found.folder / "config.json"), found.folder / "config.json")
+    with explained(f"{found.source}: config not understood by transformers"):
         return AutoConfig.from_pretrained(found.source, trust_remote_code=False, **arguments)
-    except (ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{found.source}: config not understood by transformers: {error}") from error
+
+
+def _refuse_keys(raw: Mapping[str, Any], path: Path) -> None:
+    if "auto_map" in raw:
+        value = raw["auto_map"]
+        raise CheckpointError(
+            f"{path}: auto_map={sorted(value) if isinstance(value, dict) else value!r}, expected no such key: code "
+            "shipped with a checkpoint is never run; use a checkpoint of an architecture that transformers has itself"
+        )
+    kinds = raw.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        raise CheckpointError(f"{path}: layer_types={_shown(kinds)}, expected a list of names, or none")
+    for key, reason in _REFUSED_KEYS.items():
+        if raw.get(key) is not None:
+            raise CheckpointError(f"{path}: {key}={_shown(raw[key])}, expected none: {reason}")
+
+
+def _shown(value: Any) -> str:
+    """The value's repr, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:120]}..."
 
 
 def require_gguf(file: str) -> None:
@@ -123,8 +177,7 @@ def refuse_unsupported(config: Any, name: str) -> None:
     other = sorted(set(layer_types or ()) - _FULL_ATTENTION)
     if other:
         raise CheckpointError(
-            f"{kind}: layer_types has {', '.join(other)}, expected full_attention only: the per-row cache "
-            "can't "
+            f"{kind}: layer_types has {', '.join(other)}, expected full_attention only: the per-row cache can't "
             "represent sliding or chunked windows, nor recurrent layers"
         )
     window = getattr(config, "sliding_window", None)
@@ -138,9 +191,8 @@ def refuse_unsupported(config: Any, name: str) -> None:
     rope_type = rope.get("rope_type", rope.get("type"))
     if rope_type in ("dynamic", "longrope"):
         raise CheckpointError(
-            f"{kind}: rope_type={rope_type!r}, expected one that depends on the position alone: with this "
-            "one a row's "
-            "rotation depends on the longest row of its batch"
+            f"{kind}: rope_type={rope_type!r}, expected one that depends on the position alone: with this one a "
+            "row's rotation depends on the longest row of its batch"
         )
 
 
@@ -160,37 +212,94 @@ def refuse_wrong_tensors(info: Mapping[str, Any], name: str) -> None:
         if keys:
             listed = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
             raise CheckpointError(
-                f"{name}: {kind} tensors {listed}, expected {expected}: the checkpoint is incomplete or of "
-                "another "
+                f"{name}: {kind} tensors {listed}, expected {expected}: the checkpoint is incomplete or of another "
                 "architecture than its config says"
             )
     if info.get("error_msgs"):
         raise CheckpointError(f"{name}: {info['error_msgs'][0]}")
 
 
-def load_tokenizer(found: Checkpoint, revision: str | None) -> Any | None:
+def load_tokenizer(found: Checkpoint) -> Any | None:
     """The checkpoint's tokenizer, or None if it has none."""
-    arguments: dict[str, Any] = {"revision": revision} if found.is_hub else {}
+    arguments = found.hub_arguments
     if found.gguf_file:
         arguments["gguf_file"] = found.gguf_file
-    elif found.is_hub:
-        paths = (
-            cached_file(found.source, f, revision=revision, _raise_exceptions_for_missing_entries=False)
-            for f in TOKENIZER_FILES
-        )
-        if not any(paths):
-            return None
-    elif not any((found.folder / f).exists() for f in TOKENIZER_FILES):
+    elif not any(_local_file(found, name) for name in TOKENIZER_FILES):
         return None
-    try:
+    with explained(f"{found.source}: tokenizer not loadable"):
         return AutoTokenizer.from_pretrained(found.source, trust_remote_code=False, **arguments)
-    except (ValueError, OSError, KeyError) as error:
-        raise CheckpointError(f"{found.source}: tokenizer not loadable: {error}") from error
 
 
 def weight_files(found: Checkpoint) -> list[Path]:
-    """The files that hold the weights, in name order."""
+    """The files that hold the weights, in name order; of a hub checkpoint they are fetched first.
+
+    Raises CheckpointError, before anything opens them, for an index that names other files than the
+    folder's *.safetensors (transformers would unpickle them), for files that aren't there, and for adapters.
+    """
     if found.gguf_file:
         return [found.folder / found.gguf_file]
-    single = found.folder / "model.safetensors"
-    return [single] if single.exists() else sorted(found.folder.glob("model-*.safetensors"))
+    if (adapter := _local_file(found, "adapter_config.json")) is not None:
+        raise CheckpointError(f"{adapter}: an adapter's file, expected none: merge the adapter into the weights")
+    index = _local_file(found, _INDEX)
+    shards = [] if index is None else _index_files(index)
+    # transformers prefers the single file where both are there.
+    single = _local_file(found, _SINGLE)
+    if single is not None:
+        return [single]
+    if not shards:
+        raise CheckpointError(
+            f"{found.source}: no weights, expected {' or '.join(_SAFETENSORS_NAMES)}: pickled weights can run code "
+            "and are never loaded"
+        )
+    files = {name: _local_file(found, name) for name in shards}
+    if absent := [name for name, path in files.items() if path is None]:
+        raise CheckpointError(f"{index}: {absent[0]} is in the index but not there, expected all its files")
+    return [path for path in files.values() if path is not None]
+
+
+def _local_file(found: Checkpoint, name: str) -> Path | None:
+    """A file of the checkpoint on disk, fetched from the hub where need be; None where there is none."""
+    if not found.is_hub:
+        path = found.folder / name
+        return path if path.is_file() else None
+    with explained(f"{found.source}: {name} not readable from the hub"):
+        fetched = cached_file(found.source, name, revision=found.revision, _raise_exceptions_for_missing_entries=False)
+        return None if fetched is None else Path(fetched)
+
+
+def _index_files(index: Path) -> list[str]:
+    """The sorted file names of an index, all of them *.safetensors beside it. Raises CheckpointError."""
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map={_shown(weight_map)}, expected an object of tensors and files")
+    for key, name in weight_map.items():
+        if not isinstance(name, str) or not name.endswith(".safetensors") or re.search(r"[/\\]", name):
+            raise CheckpointError(
+                f"{index}: weight_map has {_shown(name)} for {key}, expected the name of a *.safetensors file in the "
+                "same folder: other weights can run code and are never loaded"
+            )
+    return sorted(set(weight_map.values()))
+
+
+def other_dtypes(files: Iterable[Path]) -> dict[str, tuple[Path, str]]:
+    """The tensors that aren't floating, each with its file and dtype; only headers are read.
+
+    Raises CheckpointError for a file that isn't safetensors.
+    """
+    found: dict[str, tuple[Path, str]] = {}
+    for path in files:
+        with explained(f"{path} can't be read as safetensors"), safe_open(path, framework="pt") as stream:
+            for key in stream.keys():  # noqa: SIM118 (not a dict)
+                dtype = stream.get_slice(key).get_dtype()
+                if dtype not in FLOATING:
+                    found[key] = (path, dtype)
+    return found
+
+
+def refuse_other_dtypes(tensors: Mapping[str, tuple[Path, str]]) -> None:
+    """Raises CheckpointError if there is a tensor in the answer of `other_dtypes`."""
+    for key, (path, dtype) in tensors.items():
+        raise CheckpointError(
+            f"{path}: tensor {key} has dtype {dtype}, expected one of {', '.join(FLOATING)}: quantised weights "
+            "aren't supported"
+        )

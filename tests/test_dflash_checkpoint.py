@@ -316,7 +316,7 @@ def test_refused_config_files(folder, target, content, message):
 def test_refused_safetensors(folder, target, keep):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match="model.safetensors can't be read as safetensors: SafetensorError"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors can't be read as safetensors: SafetensorError"):
         load_draft(folder, target)
 
 

@@ -251,11 +251,15 @@ def test_nan_from_the_model_leaves_no_trace_in_the_slot():
     target.model.get_input_embeddings().weight.data[77] = np.nan
     pipe = SpeculativePipeline(target, load_draft(str(pipes.draft_folder()), target), max_batch=1, max_length=128)
     params = SamplingParams(top_k=8, max_new_tokens=9, seed=3, return_sampling_mask=True, logit_bias={77: -np.inf})
+    fresh, proposals = pipes.pipe(), ([], [])
+    for each, seen in zip((pipe, fresh), proposals, strict=True):
+        each.observe("draft", lambda proposal, seen=seen: seen.append(proposal.draft_tokens.tolist()))
     with pytest.warns(UserWarning, match="1 of 2 samples"):
         rollouts = pipe.generate([[77] * 40, PROMPTS[0]], params)
     assert rollouts[0].error.startswith("INVALID: the policy of output token 0")
-    expected = pipes.pipe().generate([PROMPTS[0]], params)[0]
+    expected = fresh.generate([PROMPTS[0]], params)[0]
     assert rollouts[1].token_ids.tolist() == expected.token_ids.tolist()
+    assert proposals[0] == proposals[1]
 
 
 def test_a_draft_outside_the_support_is_never_committed():
