@@ -25,7 +25,7 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,8 @@ class SpeculativePipeline:
                     self._enqueue(ticket, token_ids, policy, index, numbers[id(policy)])
             self._collect(results, progress)
         finally:
-            self._drop(results)
+            # What an interrupted call left; the pipeline goes on without it.
+            self.state.abandon(results)
         rollouts = [r for found in results.values() for r in sorted(found, key=lambda r: r.sample_index)]
         result = Rollouts(rollouts, describe(self.state, self.capabilities, distinct))
         if result.failed:
@@ -290,7 +291,7 @@ class SpeculativePipeline:
             request.fail("aborted: the target's weights were updated")
             request.finish_reason = "abort"
             self._unclaimed.append(make_rollout(request, self.state.target.tokenizer))
-        self._drop({request.prompt.ticket for request in requests})
+        self.state.abandon({request.prompt.ticket for request in requests})
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -373,9 +374,3 @@ class SpeculativePipeline:
                         bar.update()
                 tokens += step.num_tokens
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - started):.0f} tokens/s", refresh=False)
-
-    def _drop(self, tickets: Collection[int]) -> None:
-        """Takes out what an interrupted call left, so that the pipeline goes on without it."""
-        state = self.state
-        state.waiting = deque(r for r in state.waiting if r.prompt.ticket not in tickets)
-        state.active = [None if r is not None and r.prompt.ticket in tickets else r for r in state.active]

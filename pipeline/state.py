@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
@@ -66,8 +66,8 @@ class State:
         options: The pipeline's options.
         waiting: Requests without a slot, in order. Written by submit and admit.
         active: The requests of slots 0, 1, ...; None where one finished. Written by admit and finish.
-        dirty: Slots whose cache rows may hold NaN. Written by finish, emptied by clean.
-        entered: Who got a slot in this round. Written by take.
+        dirty: Slots whose cache rows may hold NaN. Written by finish and abandon, emptied by clean.
+        entered: Who got which slot in this round. Written by take.
         threshold_single, threshold_acc: Acceptance thresholds. Written by set_accept_thresholds.
     """
 
@@ -81,7 +81,7 @@ class State:
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
     dirty: set[int] = field(default_factory=set)
-    entered: list[Request] = field(default_factory=list)
+    entered: list[tuple[Request, int]] = field(default_factory=list)
 
     @property
     def running(self) -> list[Request]:
@@ -95,7 +95,7 @@ class State:
     def take(self, slot: int) -> Request:
         """Give a free slot to the first waiting request."""
         request = self.waiting[0]
-        self.entered.append(request)
+        self.entered.append((request, slot))
         request.slot = slot
         self.active[slot] = request
         self.waiting.popleft()
@@ -111,17 +111,26 @@ class State:
         marks = [(request, request.mark()) for request in self.running]
 
         def restore() -> None:
-            for request in reversed(self.entered):
+            for request, slot in reversed(self.entered):
+                self.dirty.add(slot)
                 if not (self.waiting and self.waiting[0] is request):
                     self.waiting.appendleft(request)
                 request.restart()
             self.active = active
-            self.dirty.clear()
             for request, mark in marks:
                 request.go_back(mark)
+            self.dirty -= {request.slot for request, _ in marks}  # they go on from what their rows hold
             self.entered.clear()
 
         return restore
+
+    def abandon(self, tickets: Collection[int]) -> None:
+        """Take out the requests of these tickets, wherever they are."""
+        self.waiting = deque(request for request in self.waiting if request.prompt.ticket not in tickets)
+        for slot, request in enumerate(self.active):
+            if request is not None and request.prompt.ticket in tickets:
+                self.active[slot] = None
+                self.dirty.add(slot)
 
     def clean(self) -> None:
         """Zero the cache rows of failed requests: a masked NaN still poisons the row of whoever comes next."""

@@ -262,6 +262,29 @@ def test_nan_from_the_model_leaves_no_trace_in_the_slot():
     assert proposals[0] == proposals[1]
 
 
+def test_nan_from_an_interrupted_call_leaves_no_trace():
+    """The same, when the poisoned request was taken out before it could fail."""
+    from model_loaders import load_target
+    from pipeline import SpeculativePipeline
+
+    target = load_target(pipes.target_folder(), device="cpu")
+    target.model.get_input_embeddings().weight.data[77] = np.nan
+    params = SamplingParams(top_k=8, max_new_tokens=9, seed=3, logit_bias={77: -np.inf})
+    for stage in ("prefill", "finish"):
+        pipe = SpeculativePipeline(target, None, max_batch=1, max_length=128)
+
+        def interrupt(record):
+            raise KeyboardInterrupt
+
+        leave = pipe.observe(stage, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pipe.generate([[77] * 40], params)
+        leave()
+        rollout = pipe.generate([PROMPTS[0]], params)[0]
+        expected = pipes.pipe(speculative=False).generate([PROMPTS[0]], params)[0]
+        assert rollout.token_ids.tolist() == expected.token_ids.tolist()
+
+
 def test_a_draft_outside_the_support_is_never_committed():
     """Drafts whose policy gives them nothing are refused at any coin, 0 included."""
 

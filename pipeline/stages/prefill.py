@@ -41,7 +41,7 @@ class Prefill:
     def _prefix(self, state: State, request: Request) -> torch.Tensor:
         prompt = request.prompt
         length = len(prompt.token_ids)
-        others = prompt.unstarted - {request.sample_index}
+        others = len(prompt.unstarted) > (request.sample_index in prompt.unstarted)
         if prompt.prefix is None:
             logits = self._compute(state, request)
             if others:
