@@ -360,9 +360,12 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
+        found = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device={device!r}, expected 'auto', 'cpu' or 'cuda[:index]'") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}, expected 'auto' or 'cpu': torch sees no CUDA device here")
+    return found
 
 
 def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:

@@ -41,14 +41,15 @@ class SamplingParams:
         logits_processors: Callables of transformers' protocol: ``f(input_ids [1, n] int64, scores [1, vocabulary]
             float32) -> scores``, called for every verify row.
         grammar: Not built yet; must be None.
-        max_new_tokens: The limit of the output, at least 1.
+        max_new_tokens: The limit of the output, at least 1. The pipeline's `max_length` may end it earlier, with the
+            same reason "length".
         min_new_tokens: No EOS or stop token before so many tokens, and stop strings are not looked for.
         stop: Strings that end the output; the text is cut before them. Looked for in the decoded text, which has no
             special tokens: name those in `stop_token_ids`.
         stop_token_ids: Ids that end the output with reason "stop".
         ignore_eos: Go on past the model's end of sequence.
         seed: 64-bit; None draws one, which the rollout records. The result depends on it and on nothing else in
-            the batch.
+            the batch: equal prompts with equal seeds give equal tokens, so use `n` for several samples.
         n: Samples of the prompt; they share one prefill, and sample i has a seed derived from `seed` and i.
         return_logprobs: Hand out the log-probability of every token under the policy it was drawn from.
         top_logprobs: So many of the policy's largest log-probabilities a token (0: none).

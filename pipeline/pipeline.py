@@ -65,7 +65,7 @@ class SpeculativePipeline:
     """
 
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
-        checked = Options(**options).within(target)
+        checked = Options.checked(options).within(target)
         # A block is written to the cache whole, so its last rows may lie beyond max_length.
         room = checked.max_length + (1 if draft is None else draft.block_size)
         self.state = State(
@@ -105,7 +105,7 @@ class SpeculativePipeline:
             model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target.
             InvalidRequest: An option out of range.
         """
-        Options(**options)
+        Options.checked(options)
         loaded = load_target(target, device=device, dtype=dtype)
         return cls(loaded, None if draft is None else load_draft(draft, loaded), **options)
 

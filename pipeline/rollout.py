@@ -82,7 +82,7 @@ class Rollout:
         top_logprobs: The largest log-probabilities, if they were asked for.
         num_rounds: Verification rounds, the one on the prefill's logits included.
         num_accepted: int32 [num_rounds], the drafts accepted in every round (before the cut at the end).
-        seed: The seed this sample was drawn with.
+        seed: The seed this sample was drawn with; None if it never started.
         prompt_index: Which prompt of the call; `sample_index`: which of its `n` samples.
         error: None, or why the request was refused or aborted.
     """
@@ -96,7 +96,7 @@ class Rollout:
     top_logprobs: TopLogprobs | None
     num_rounds: int
     num_accepted: np.ndarray
-    seed: int
+    seed: int | None
     prompt_index: int
     sample_index: int
     params_index: int
@@ -116,7 +116,7 @@ class Rollout:
                 top_logprobs=None,
                 num_rounds=0,
                 num_accepted=np.empty(0, np.int32),
-                seed=0,
+                seed=None,
                 prompt_index=prompt_index,
                 sample_index=i,
                 params_index=params_index,

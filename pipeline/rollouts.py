@@ -34,15 +34,16 @@ SCHEMA = pa.schema(
         pa.field("mask_token_ids", pa.large_list(pa.int32())),
         pa.field("mask_offsets", pa.list_(pa.int64())),
         pa.field("mask_logprobs", pa.large_list(pa.float32())),
-        pa.field("top_k", pa.int32()),
+        pa.field("top_logprobs_k", pa.int32()),
         pa.field("top_ids", pa.list_(pa.int32())),
         pa.field("top_values", pa.list_(pa.float32())),
         pa.field("num_rounds", pa.int32()),
         pa.field("num_accepted", pa.list_(pa.int32())),
     ]
 )
-"""One row a rollout. Masks are CSR (see `SamplingMask`); `top_ids` and `top_values` are [n, top_k], row-major; a null
-is what wasn't asked for. The file's metadata has the key "specmask": JSON with `format` and `provenance`."""
+"""One row a rollout. Masks are CSR (see `SamplingMask`); `top_ids` and `top_values` are [n, top_logprobs_k], row-major;
+a null is what wasn't asked for. The file's metadata has the key "specmask": JSON with `format` and `provenance`; a
+rollout's sampling parameters are ``provenance["params"][params_index]``."""
 
 
 class Rollouts(list[Rollout]):
@@ -126,7 +127,7 @@ def _to_table(rollouts: Sequence[Rollout]) -> pa.Table:
         "mask_token_ids": of(masks, lambda mask: mask.token_ids),
         "mask_offsets": of(masks, lambda mask: mask.offsets),
         "mask_logprobs": of(masks, lambda mask: mask.logprobs),
-        "top_k": of(tops, lambda top: top.ids.shape[1]),
+        "top_logprobs_k": of(tops, lambda top: top.ids.shape[1]),
         "top_ids": of(tops, lambda top: top.ids.ravel()),
         "top_values": of(tops, lambda top: top.values.ravel()),
         "num_accepted": [rollout.num_accepted for rollout in rollouts],
@@ -150,8 +151,8 @@ def _rollout(row: dict[str, Any]) -> Rollout:
     mask = top = None
     if row["mask_mode"] is not None:
         mask = SamplingMask(row["mask_token_ids"], row["mask_offsets"], row["mask_logprobs"], row["mask_mode"])
-    if row["top_k"] is not None:
-        shape = (-1, row["top_k"])
+    if row["top_logprobs_k"] is not None:
+        shape = (-1, row["top_logprobs_k"])
         top = TopLogprobs(row["top_ids"].reshape(shape), row["top_values"].reshape(shape))
     own = {field.name: row[field.name] for field in fields(Rollout) if field.name in row}
     return Rollout(**own, sampling_mask=mask, top_logprobs=top)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
 
@@ -43,6 +43,19 @@ class Options:
             raise InvalidRequest(f'filter_order={self.filter_order!r}, expected "top_k_first" or "joint"')
         if not isinstance(self.allow_unbounded_support, bool):
             raise InvalidRequest(f"allow_unbounded_support={self.allow_unbounded_support!r}, expected True or False")
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any]) -> Options:
+        """The options by name.
+
+        Raises:
+            InvalidRequest: An unknown name, or a value out of range.
+        """
+        known = [one.name for one in fields(cls)]
+        for name, value in options.items():
+            if name not in known:
+                raise InvalidRequest(f"{name}={value!r}, expected one of the options {', '.join(known)}")
+        return cls(**options)
 
     def within(self, target: Any) -> Options:
         """These options for a target: `max_length` no longer than its positions.

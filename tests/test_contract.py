@@ -269,6 +269,11 @@ def test_calls_that_make_no_sense():
     ("options", "message"),
     [
         ({"max_batch": 0}, "max_batch=0, expected an integer of at least 1"),
+        (
+            {"max_bach": 3},
+            "max_bach=3, expected one of the options max_batch, max_length, filter_order, max_support, "
+            "allow_unbounded_support, prefill_chunk",
+        ),
         ({"max_length": 1}, "max_length=1, expected an integer of at least 2"),
         ({"max_support": 0}, "max_support=0, expected an integer of at least 1"),
         ({"filter_order": "random"}, 'filter_order=\'random\', expected "top_k_first" or "joint"'),

@@ -270,6 +270,12 @@ def test_packed_attention_is_attention():
     torch.testing.assert_close(packed_sdpa(query, key, key, mask), expected)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none(tmp_path):
+    with pytest.raises(ValueError, match="device='cuda', expected 'auto' or 'cpu': torch sees no CUDA device here"):
+        load_target(write_tiny_target(tmp_path), device="cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
