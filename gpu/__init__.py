@@ -10,9 +10,8 @@ uniforms         Philox numbers of a seed and a position
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits
-from gpu.capture import Capture, capture_masks
-from gpu.packing import pack_masks
-from gpu.philox import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
+from gpu.capture import Capture, capture_masks, pack_masks
+from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
 from gpu.top_tokens import top_logprobs

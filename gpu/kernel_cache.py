@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def drop_stale(folder: Path) -> None:
-    """Remove cache indexes in folder/__pycache__ that are older than the newest source in `folder`."""
-    newest = max(source.stat().st_mtime for source in folder.glob("*.py"))
-    for index in (folder / "__pycache__").glob("*.nbi"):
+    """Remove cache indexes under `folder` that are older than the newest source there."""
+    newest = max(source.stat().st_mtime for source in folder.rglob("*.py"))
+    for index in folder.rglob("__pycache__/*.nbi"):
         with contextlib.suppress(OSError):
             if index.stat().st_mtime < newest:
                 index.unlink()

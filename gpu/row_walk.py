@@ -13,6 +13,7 @@ import math
 import numpy as np
 from numba import njit
 
+from gpu.instructions import product
 from gpu.logit_rows import load
 from gpu.weights import log_probability, split_scale, weight
 
@@ -91,7 +92,7 @@ def _load_law(chunk, removed, proposal, proposal_start, flat, start, vocabulary,
     bad = 0
     for i in range(num):
         draft_prob = np.float64(load(proposal, proposal_start + ids[i]))
-        residual = np.float64(weights[i]) - draft_prob * total
+        residual = np.float64(weights[i]) - product(draft_prob, total)
         weights[i] = np.int64(residual) if residual > 0 else np.int64(0)
         bad += 0 if draft_prob >= 0 else 1
     return -1 if bad else num

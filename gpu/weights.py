@@ -12,15 +12,16 @@ The maximum weighs exactly 2^44, and what is below 2^-44 weighs 0. A vocabulary 
 every mass fits in 63 bits; masses are integer sums, exact and independent of their order. Loops count in
 int64, because NumPy and Numba turn a mix of int64 and uint64 into float64.
 
-On CUDA `t_hi` needs a multiplication that the compiler can't contract (`fmul_rn`).
+Both compilers must round every step alike: `product`, `fma` and `rint` are in gpu/instructions.py. Logarithms are
+computed here too, because the two mathematical libraries differ in the last bit.
 """
 
 import math
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
+
+from gpu.instructions import fma, product, rint
 
 ONE_LOG2 = 44
 ONE = 1 << ONE_LOG2  # the weight of the maximum
@@ -47,27 +48,10 @@ _C1, _C2, _C3, _C4, _C5, _C6 = (
         0.00015353362,
     )
 )
-
-
-@intrinsic
-def fma(typing_context, a, b, c):
-    """a*b + c in float32, rounded once."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fma(*args)
-
-    return types.float32(types.float32, types.float32, types.float32), codegen
-
-
-@intrinsic
-def rint(typing_context, a):
-    """The nearest integer of a float32, halves to even."""
-
-    def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-        return builder.call(builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()], kind), args)
-
-    return types.float32(types.float32), codegen
+_SQRT_HALF_BITS = np.int64(0x3FE6A09E667F3BCD)
+_LN2_HIGH = float.fromhex("0x1.62e42fefa38p-1")  # its low bits are zero: a product with an exponent is exact
+_LN2_LOW = float.fromhex("0x1.ef35793c7673p-45")
+_ATANH = tuple(1.0 / n for n in range(21, 1, -2))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -82,12 +66,12 @@ def split_scale(temperature):
 def weight(x, maximum, c_hi, c_lo):
     """The weight of float32 logit x (int64, 0..2^44). -inf weighs 0."""
     d = np.float32(x) - np.float32(maximum)
-    t_hi = d * np.float32(c_hi)
+    t_hi = product(d, np.float32(c_hi))
     alive = t_hi >= _T_MIN
     if not alive:  # also -inf: nothing below may see it
         d = _ZERO
         t_hi = _ZERO
-    t_lo = fma(d, c_lo, fma(d, c_hi, -t_hi))  # type: ignore[call-arg, var-annotated]
+    t_lo = fma(d, np.float32(c_lo), fma(d, np.float32(c_hi), -t_hi))
     n = rint(t_hi)
     f = (t_hi - n) + t_lo
     power = fma(f, _C6, _C5)
@@ -121,7 +105,39 @@ def cutoff_key(cutoff):
 
 
 @njit(nogil=True, error_model="numpy")
+def log64(x):
+    """The natural logarithm of a positive normal float64, within 2 ulp, the same bits on every processor.
+
+    x = 2^e * m with m in [sqrt(1/2), sqrt(2)); log m = 2*atanh(f), f = (m - 1)/(m + 1), as its Taylor series.
+    """
+    bits = np.float64(x).view(np.int64)
+    exponent = np.int64((bits - _SQRT_HALF_BITS) >> np.int64(52))
+    mantissa = np.int64(bits - (exponent << np.int64(52))).view(np.float64)
+    e = np.float64(exponent)
+    f = (mantissa - 1.0) / (mantissa + 1.0)
+    square = product(f, f)
+    series = 1.0 / 23.0
+    for term in _ATANH:
+        series = fma(series, square, term)
+    cubic = product(product(f, square), series)
+    low = fma(e, _LN2_LOW, cubic + cubic)
+    return fma(e, _LN2_HIGH, low + (f + f))
+
+
+@njit(nogil=True, error_model="numpy")
+def log_total(total):
+    """log(total / 2^44): what every log-probability of a row subtracts."""
+    return log64(np.float64(total) * (1.0 / ONE))
+
+
+@njit(nogil=True, error_model="numpy")
+def log_share(x, maximum, inverse_temperature, log_of_total):
+    """(x - m) * (1/T) - log_total in float64, rounded to float32; finite, however unlikely a kept token."""
+    scaled = product(np.float64(x) - np.float64(maximum), inverse_temperature)
+    return np.float32(max(scaled - log_of_total, np.float64(LOWEST)))
+
+
+@njit(nogil=True, error_model="numpy")
 def log_probability(x, maximum, temperature, total):
-    """(x - m)/T - log(total / 2^44) in float64, rounded to float32; finite, however unlikely a kept token."""
-    scaled = (np.float64(x) - np.float64(maximum)) / np.float64(temperature)
-    return np.float32(max(scaled - math.log(np.float64(total) * (1.0 / ONE)), np.float64(LOWEST)))
+    """The log-probability of a kept token with logit x."""
+    return log_share(x, maximum, 1.0 / np.float64(temperature), log_total(total))

@@ -1,42 +1,11 @@
-"""Penalties and bias, in place, each row on its own prefix.
-
-Row i of request b has the request's prompt and output plus drafts 0..i-1, counted as output. For a token with
-`count` occurrences in the output (in_prompt: whether it's in the prompt), in float32, in this order:
-
-    repetition   x = x / r if x > 0 else x * r           where count > 0 or in_prompt
-    frequency    x = x - frequency * count
-    presence     x = x - presence                        where count > 0
-    bias         x = x + bias
-
-Definitions: repetition from Keskar et al. 2019, as in transformers and vLLM; frequency and presence from
-OpenAI, output tokens only, as in vLLM. Requests with neutral parameters keep their bits.
-"""
-
-from dataclasses import dataclass
+"""Penalties and bias on the host: one row a thread."""
 
 import numpy as np
 from numba import njit, prange
 
+from gpu.adjust.record import History, LogitBias
 from gpu.checks import check_array, check_csr, check_range
-
-
-@dataclass(frozen=True)
-class History:
-    """The tokens seen by each request (CSR), filled by the caller."""
-
-    offsets: np.ndarray  # int64 [B+1]
-    token_ids: np.ndarray  # int32 [nnz]: strictly ascending within a request
-    output_counts: np.ndarray  # int32 [nnz]: occurrences in the output, 0 for a token of the prompt only
-    in_prompt: np.ndarray  # bool [nnz]
-
-
-@dataclass(frozen=True)
-class LogitBias:
-    """Sparse additive biases (CSR), filled by the caller. -inf forbids a token."""
-
-    offsets: np.ndarray  # int64 [B+1]
-    token_ids: np.ndarray  # int32 [nnz]
-    values: np.ndarray  # float32 [nnz]: not NaN, not +inf
+from gpu.instructions import product
 
 
 @njit(nogil=True)
@@ -52,8 +21,7 @@ def _penalise(x, count, repetition, frequency, presence):
     if repetition != np.float32(1.0):
         x = x / repetition if x > np.float32(0.0) else x * repetition
     if count > 0:
-        product = frequency * np.float32(count)  # rounded before it is subtracted: not a fused operation
-        x = np.float32(x - product)
+        x = np.float32(x - product(frequency, np.float32(count)))
         x = np.float32(x - presence)
     return x
 
@@ -114,23 +82,17 @@ def _check_history(history: History, batch: int, vocabulary: int) -> History:
     return History(offsets, ids, counts, in_prompt)
 
 
-def adjust_logits(
+def adjust(
     logits: np.ndarray,
     draft_tokens: np.ndarray,
     num_drafts: np.ndarray,
-    *,
-    history: History | None = None,
-    repetition_penalty: np.ndarray | None = None,
-    frequency_penalty: np.ndarray | None = None,
-    presence_penalty: np.ndarray | None = None,
-    logit_bias: LogitBias | None = None,
+    history: History | None,
+    repetition_penalty: np.ndarray | None,
+    frequency_penalty: np.ndarray | None,
+    presence_penalty: np.ndarray | None,
+    logit_bias: LogitBias | None,
 ) -> None:
-    """Adjust logits float32 [B, W, V] in place; rows past num_drafts are left alone.
-
-    draft_tokens int32 [B, W-1], num_drafts int32 [B] in 0..W-1. Penalties float32 [B]: repetition > 0
-    (1: neutral), frequency and presence finite (0: neutral); None is neutral for all. The history is read
-    where a penalty isn't neutral; None is an empty one. ValueError for wrong shapes, dtypes or ranges.
-    """
+    """adjust_logits of NumPy arrays."""
     if not isinstance(logits, np.ndarray) or logits.ndim != 3 or logits.dtype != np.float32:
         got = f"{getattr(logits, 'dtype', type(logits).__name__)}{list(getattr(logits, 'shape', ()))}"
         raise ValueError(f"logits={got}, expected a NumPy array float32 [B, W, V]")

@@ -10,8 +10,9 @@ import math
 import numpy as np
 from numba import njit
 
+from gpu.instructions import product
 from gpu.logit_rows import load
-from gpu.weights import KEY_MINUS_INF, KEY_PLUS_INF, LOWEST_KEY, cutoff_key, key_of, value_of, weight
+from gpu.weights import KEY_MINUS_INF, KEY_PLUS_INF, LOWEST_KEY, cutoff_key, key_of, log64, value_of, weight
 
 BLOCK = 64  # elements under one stored maximum
 BINS = 1024
@@ -125,6 +126,12 @@ def tail_bound(vocabulary, maximum, temperature, top_p):
 
 
 @njit(nogil=True)
+def mass_limit(top_p, mass):
+    """top_p * Z in float64: a value is kept while the mass above it is smaller."""
+    return product(np.float64(top_p), np.float64(mass))
+
+
+@njit(nogil=True)
 def _bin_of(x, maximum, scale):
     position = (maximum - x) * scale
     last = np.float32(BINS - 1)
@@ -160,7 +167,7 @@ def top_p_cutoff(values, floor, lowest, maximum, c_hi, c_lo, top_p, mass, bins, 
     if mass == 0:
         for b in range(BINS):
             mass += bins[b]
-    limit = np.float64(top_p) * np.float64(mass)
+    limit = mass_limit(top_p, mass)
     above = np.int64(0)
     crossing = 0
     while crossing < BINS and np.float64(above + bins[crossing]) < limit:
@@ -186,9 +193,11 @@ def top_p_cutoff(values, floor, lowest, maximum, c_hi, c_lo, top_p, mass, bins, 
 
 
 @njit(nogil=True)
-def min_p_cutoff(maximum, drop):
-    """The smallest float32 that isn't below m + drop, drop = T * log(min_p) in float64."""
-    bound = np.float64(maximum) + drop
+def min_p_cutoff(maximum, temperature, min_p):
+    """The smallest float32 that isn't below m + T*log(min_p) in float64; -inf for min_p = 0."""
+    if min_p <= 0:
+        return np.float32(-np.inf)
+    bound = np.float64(maximum) + product(np.float64(temperature), log64(np.float64(min_p)))
     value = np.float32(bound)
     if np.float64(value) < bound:
         value = value_of(np.int32(key_of(value) + np.int32(1)))

@@ -1,18 +1,4 @@
-"""Chain verification: which drafts are kept, and the token that follows them.
-
-Row i of a request tests draft x_i, with w the weights of the row's policy, total their sum:
-
-    target-only (x is one-hot)         accept iff u * total < w[x]; else draw from w without x
-    with draft_probs (the law of x)    accept iff u * draft_probs[x] * total < w[x];
-                                       else draw from trunc(max(0, w - draft_probs * total))
-
-Row num_drafts, reached when all are accepted, draws the bonus token from w. A residual that sums to 0 (by
-rounding only) draws from w. Each committed token is a sample of its row's policy, so its log-probability is
-that policy's. Products are in float64, in the order written, each rounded: no fused multiply-add.
-Source: Leviathan et al. 2023, algorithm 1.
-"""
-
-from dataclasses import dataclass
+"""Chain verification on the host: one request a thread."""
 
 import numba
 import numpy as np
@@ -23,20 +9,9 @@ from gpu.checks import check_array, check_range, check_uniforms
 from gpu.logit_rows import LogitRows, load, logit_rows
 from gpu.row_walk import WALK_CHUNK, draw_token, log_probability_of, weight_of
 from gpu.support import Support, check_support
+from gpu.verification.record import Verdict
 
 _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a round commits for B requests of W rows, filled by verify_chain."""
-
-    num_accepted: np.ndarray  # int32 [B]: drafts kept
-    num_committed: np.ndarray  # int32 [B]: num_accepted + 1, but error_row if INVALID
-    tokens: np.ndarray  # int32 [B, W]: committed tokens, -1 past num_committed
-    logprobs: np.ndarray  # float32 [B, W]: of tokens under their rows' policies, NaN past num_committed
-    status: np.ndarray  # uint8 [B]: OK or INVALID
-    error_row: np.ndarray  # int32 [B]: the row (0..W-1) that made the request INVALID, else -1
 
 
 @njit(nogil=True)
@@ -113,32 +88,19 @@ def _verify(
         )  # fmt: skip
 
 
-def verify_chain(
+def verify(
     logits: np.ndarray,
     support: Support,
     draft_tokens: np.ndarray,
     num_drafts: np.ndarray,
     accept_uniforms: np.ndarray,
     draw_uniforms: np.ndarray,
-    draft_probs: np.ndarray | None = None,
-    *,
-    threshold_single: float = 1.0,
-    threshold_acc: float = 1.0,
+    draft_probs: np.ndarray | None,
+    threshold_single: float,
+    threshold_acc: float,
+    out: Verdict | None,
 ) -> Verdict:
-    """Verify up to W-1 drafts a request against the supports of its W rows.
-
-    logits [B, W, V]: what select_support was given as [B*W, V]. draft_tokens int32 [B, W-1]. num_drafts
-    int32 [B], 0..W-1: row i tests draft i, row num_drafts draws the bonus token, later rows are never read.
-    accept_uniforms, draw_uniforms float64 [B, W] in [0, 1). draft_probs [B, W-1, V] (float32, float16 or
-    bfloat16 as logits): the law each draft was drawn from; None for drafts that were chosen, not drawn.
-    W = 1 with num_drafts 0 is ordinary decoding. threshold_single, threshold_acc: in (0, 1]; a draft is also
-    accepted where its probability is at least threshold_single, and its coin counts threshold_acc times; below 1
-    the committed tokens no longer follow the policies (SGLang's acceptance thresholds).
-    ValueError for wrong shapes, dtypes or ranges.
-
-    A request ends INVALID at a row that is INVALID, at a draft outside the vocabulary, and, with draft_probs,
-    at a draft whose draft_prob isn't positive and finite or a residual over a negative or NaN draft_prob.
-    """
+    """verify_chain of NumPy arrays."""
     rows = logit_rows(logits, 3)
     batch, width = logits.shape[:2]
     check_support(support, batch * width)
@@ -147,9 +109,6 @@ def verify_chain(
     check_range("num_drafts", num_drafts, (num_drafts >= 0) & (num_drafts < width), f"0..{width - 1}")
     accept_uniforms = check_uniforms("accept_uniforms", accept_uniforms, (batch, width))
     draw_uniforms = check_uniforms("draw_uniforms", draw_uniforms, (batch, width))
-    for name, value in (("threshold_single", threshold_single), ("threshold_acc", threshold_acc)):
-        if not 0 < value <= 1:
-            raise ValueError(f"{name}={value}, expected a number above 0 and at most 1")
     proposal = LogitRows(np.empty(0, np.float32), np.empty(0, np.int64), rows.vocabulary)
     if draft_probs is not None:
         expected = (batch, width - 1, rows.vocabulary)
@@ -158,7 +117,9 @@ def verify_chain(
             raise ValueError(f"draft_probs={shape}, expected shape {expected}")
         if width > 1:
             proposal = logit_rows(draft_probs, 3)
-    verdict = Verdict(
+    if out is not None and out.tokens.shape != (batch, width):
+        raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
+    verdict = out or Verdict(
         num_accepted=np.empty(batch, np.int32),
         num_committed=np.empty(batch, np.int32),
         tokens=np.empty((batch, width), np.int32),
@@ -169,7 +130,7 @@ def verify_chain(
     _verify(
         rows.flat, rows.starts, rows.vocabulary, support.arrays(), draft_tokens, num_drafts,
         accept_uniforms, draw_uniforms, proposal.flat, proposal.starts,
-        float(threshold_single), float(threshold_acc),
+        threshold_single, threshold_acc,
         verdict.num_accepted, verdict.num_committed, verdict.tokens, verdict.logprobs, verdict.status,
         verdict.error_row, numba.get_num_threads(),
     )  # fmt: skip

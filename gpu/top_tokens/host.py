@@ -1,4 +1,4 @@
-"""The k most probable tokens of a row's policy: of an unfiltered row, over the full vocabulary."""
+"""The most probable tokens on the host: an ordered list a row, one pass."""
 
 import numba
 import numpy as np
@@ -54,23 +54,21 @@ def _top(flat, starts, vocabulary, support, rows, top_ids, top_values, threads):
         )  # fmt: skip
 
 
-def top_logprobs(logits: np.ndarray, support: Support, k: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids int32 [N, k] and log-probabilities float32 [N, k] of the most probable tokens of `rows`.
-
-    logits [R, V] or [B, W, V] with B*W = R, as given to select_support. rows int32 or int64 [N] in 0..R-1.
-    Order: logit descending, token id ascending among equals. Padded with -1 and -inf where the support is
-    smaller; an INVALID row is all padding. ValueError for wrong shapes or ranges.
-    """
+def top(
+    logits: np.ndarray, support: Support, k: int, rows: np.ndarray, out: tuple[np.ndarray, np.ndarray] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """top_logprobs of NumPy arrays."""
     view = logit_rows(logits, 3 if getattr(logits, "ndim", 2) == 3 else 2)
     num_rows = view.starts.size
     check_support(support, num_rows)
-    if k < 1:
-        raise ValueError(f"k={k}, expected at least 1")
     if not isinstance(rows, np.ndarray) or rows.dtype not in (np.int32, np.int64) or rows.ndim != 1:
         raise ValueError(f"rows={rows!r}, expected a NumPy array int32 or int64 [N]")
     check_range("rows", rows, (rows >= 0) & (rows < num_rows), f"0..{num_rows - 1}")
-    top_ids = np.empty((rows.size, k), np.int32)
-    top_values = np.empty((rows.size, k), np.float32)
+    if out is None:
+        out = np.empty((rows.size, k), np.int32), np.empty((rows.size, k), np.float32)
+    top_ids, top_values = out
+    if top_ids.shape != (rows.size, k) or top_values.shape != (rows.size, k):
+        raise ValueError(f"out={top_ids.shape}, {top_values.shape}, expected two of shape {(rows.size, k)}")
     _top(
         view.flat, view.starts, view.vocabulary, support.arrays(), rows.astype(np.int64), top_ids, top_values,
         numba.get_num_threads(),

@@ -1,50 +1,20 @@
-"""Capture: the support of every committed token, as it was used to verify.
-
-Each committed row of a wanted request gives its kept token ids and their log-probabilities, up to the first row
-that fails: one larger than max_support (OVERFLOW) or the one that made the request INVALID. A mask is complete or
-absent, and who knows where the output ends decides whether the failing row belongs to it.
-"""
-
-from dataclasses import dataclass
+"""Capture on the host: counts and offsets by NumPy, the entries by a kernel."""
 
 import numpy as np
 
 from gpu import status
+from gpu.capture.packing import pack_masks
+from gpu.capture.record import Capture
 from gpu.checks import check_array
 from gpu.logit_rows import logit_rows
-from gpu.packing import pack_masks
 from gpu.support import Support, check_support
 from gpu.verification import Verdict
 
 
-@dataclass(frozen=True)
-class Capture:
-    """Masks of B requests in CSR, filled by capture_masks.
-
-    Request b's committed token i has row r = row_start[b] + i and entries offsets[r]:offsets[r + 1].
-    """
-
-    status: np.ndarray  # uint8 [B]: OK, or OVERFLOW or INVALID of failed_row; OK for an unwanted request
-    failed_row: np.ndarray  # int32 [B]: the first row (0..W-1) that has no mask though reached, else -1
-    counts: np.ndarray  # int32 [B, W]: true support size of each committed row of a wanted request, else 0
-    row_start: np.ndarray  # int64 [B+1]: rows before request b
-    offsets: np.ndarray  # int64 [rows+1]: entries before each row
-    token_ids: np.ndarray  # int32 [nnz]: ascending within a row
-    logprobs: np.ndarray  # float32 [nnz]: under the row's policy
-
-
-def capture_masks(
-    logits: np.ndarray, support: Support, verdict: Verdict, wanted: np.ndarray, max_support: int
-) -> Capture:
-    """The masks of what `verdict` committed.
-
-    logits [B, W, V] and support: as given to verify_chain. wanted bool [B]. max_support: the largest support
-    that may be captured, at least 1. Nothing is read for an unwanted request. ValueError for wrong shapes.
-    """
+def capture(logits: np.ndarray, support: Support, verdict: Verdict, wanted: np.ndarray, max_support: int) -> Capture:
+    """capture_masks of NumPy arrays."""
     batch, width = verdict.tokens.shape
     wanted = check_array("wanted", wanted, np.bool_, (batch,))
-    if max_support < 1:
-        raise ValueError(f"max_support={max_support}, expected at least 1")
     statuses, failed_row = np.full(batch, status.OK, np.uint8), np.full(batch, -1, np.int32)
     counts = np.zeros((batch, width), np.int32)
     row_start = np.zeros(batch + 1, np.int64)

@@ -1,19 +1,6 @@
-"""The filter: which tokens of every row can be sampled, and their weights.
+"""The filter on the host: one row a thread."""
 
-A row is OK or INVALID (NaN, +inf, or no finite logit). Of an OK row, logit x is kept iff it is finite and
-
-    top_k   count(> x) < top_k                              skipped where top_k is 0 or at least V
-    top_p   mass(> x) < top_p * Z                           skipped where top_p >= 1: the row's identity
-    min_p   x >= m + T*log(min_p)                           last, on what the others keep
-
-with Z the mass of the top-k set (filter_order="top_k_first": top-k, renormalise, top-p) or of the whole row
-("joint"). All are cutoffs on the value: ties survive, and the crossing token of top_p is kept. Rows with
-T < 1e-5 or top_k = 1 are greedy: the singleton {argmax, lowest index among equals}.
-Semantics: vLLM's and SGLang's filters, ties kept. Weights: see gpu/weights.py.
-"""
-
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import replace
 
 import numba
 import numpy as np
@@ -21,7 +8,8 @@ from numba import njit, prange
 
 from gpu import status
 from gpu.checks import check_array, check_range
-from gpu.cutoffs import (
+from gpu.logit_rows import load, logit_rows
+from gpu.support.cutoffs import (
     BINS,
     BLOCK,
     CHUNK,
@@ -36,7 +24,7 @@ from gpu.cutoffs import (
     tail_bound,
     top_p_cutoff,
 )
-from gpu.logit_rows import load, logit_rows
+from gpu.support.record import Support
 from gpu.weights import (
     GREEDY_TEMPERATURE,
     KEY_MINUS_INF,
@@ -50,61 +38,7 @@ from gpu.weights import (
     weight,
 )
 
-FILTER_ORDERS = ("top_k_first", "joint")
 _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
-
-
-class SupportArrays(NamedTuple):
-    """A Support as kernels take it: the same memory, u64 viewed as int64."""
-
-    status: np.ndarray
-    maximum: np.ndarray
-    cutoff: np.ndarray
-    total: np.ndarray
-    size: np.ndarray  # count
-    argmax: np.ndarray
-    greedy: np.ndarray
-    token_ids: np.ndarray
-    weights: np.ndarray
-    temperature: np.ndarray
-
-
-@dataclass(frozen=True)
-class Support:
-    """The kept set of R rows, filled by select_support.
-
-    A row whose count exceeds the capacity carries no entries; verify_chain, capture_masks and top_logprobs
-    walk its logits again with the same cutoff and weights, so they find the same numbers.
-    """
-
-    status: np.ndarray  # uint8 [R]: OK or INVALID; the other fields of an INVALID row are 0, -1 or NaN
-    maximum: np.ndarray  # float32 [R]: the largest logit
-    cutoff: np.ndarray  # float32 [R]: the smallest kept logit
-    total: np.ndarray  # uint64 [R]: the weight of the kept set; 2^44 is the weight of the maximum
-    count: np.ndarray  # int32 [R]: how many tokens are kept, also where that exceeds the capacity
-    argmax: np.ndarray  # int32 [R]: the lowest token id with the largest logit
-    greedy: np.ndarray  # bool [R]: singleton rows
-    token_ids: np.ndarray  # int32 [R, capacity]: ascending; the first count are defined, if they fit
-    weights: np.ndarray  # uint64 [R, capacity]: of token_ids
-    temperature: np.ndarray  # float32 [R]: as given
-
-    @property
-    def capacity(self) -> int:
-        return self.token_ids.shape[1]
-
-    def arrays(self) -> SupportArrays:
-        """The fields for a kernel."""
-        return SupportArrays(
-            self.status, self.maximum, self.cutoff, self.total.view(np.int64), self.count, self.argmax,
-            self.greedy, self.token_ids, self.weights.view(np.int64), self.temperature,
-        )  # fmt: skip
-
-
-def check_support(support: Support, num_rows: int) -> None:
-    """ValueError unless the support has this many rows."""
-    if support.status.shape != (num_rows,):
-        got = support.status.size
-        raise ValueError(f"support rows={got}, expected {num_rows}, one for each row of logits")
 
 
 @njit(nogil=True)
@@ -143,7 +77,7 @@ def _invalid(out, row):
 
 @njit(nogil=True)
 def _select_row(
-    flat, start, vocabulary, row, top_k, top_p, min_p_drop, joint, out,
+    flat, start, vocabulary, row, top_k, top_p, min_p, joint, out,
     block_keys, key_scratch, candidates, bins, weight_chunk, bin_chunk,
 ):  # fmt: skip
     largest, smallest = block_maxima(flat, start, vocabulary, block_keys)
@@ -180,7 +114,7 @@ def _select_row(
         cutoff = top_p_cutoff(
             candidates[:size], cutoff, lowest, maximum, c_hi, c_lo, top_p, mass, bins, weight_chunk, bin_chunk
         )
-    cutoff = max(cutoff, min_p_cutoff(maximum, min_p_drop))
+    cutoff = max(cutoff, min_p_cutoff(maximum, temperature, min_p))
     least = cutoff_key(cutoff)
     if least <= smallest:  # everything is kept
         count, least_kept = np.int64(vocabulary), smallest
@@ -198,7 +132,7 @@ def _select_row(
 
 
 @njit(nogil=True, parallel=True, cache=True)
-def _select(flat, starts, vocabulary, top_k, top_p, min_p_drop, joint, out, threads):
+def _select(flat, starts, vocabulary, top_k, top_p, min_p, joint, out, threads):
     num_blocks = (vocabulary + BLOCK - 1) // BLOCK
     keys = np.empty((2, threads, num_blocks), np.int32)
     candidates = np.empty((threads, vocabulary + 1), np.float32)
@@ -209,50 +143,14 @@ def _select(flat, starts, vocabulary, top_k, top_p, min_p_drop, joint, out, thre
         row = np.int64(index)  # prange counts in uint64
         thread = numba.get_thread_id()
         _select_row(
-            flat, starts[row], vocabulary, row, top_k[row], top_p[row], min_p_drop[row], joint, out,
+            flat, starts[row], vocabulary, row, top_k[row], top_p[row], min_p[row], joint, out,
             keys[0, thread], keys[1, thread], candidates[thread], bins[thread],
             weight_chunk[thread], bin_chunk[thread],
         )  # fmt: skip
 
 
-def select_support(
-    logits: np.ndarray,
-    temperature: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    min_p: np.ndarray | None = None,
-    *,
-    filter_order: str = "top_k_first",
-    capacity: int,
-) -> Support:
-    """The kept set of every row.
-
-    logits [R, V]: float32, float16, bfloat16 or uint16 with its bits; V at most 2^18; rows may be strided.
-    temperature float32 [R], finite and >= 0 (below 1e-5: greedy). top_k int32 [R], 0 for unbounded. top_p
-    float32 [R] in (0, 1]. min_p float32 [R] in [0, 1), or None for 0. capacity: entries stored a row, at
-    least 1; a larger support is counted in full and walked again by its readers.
-    ValueError for anything else.
-    """
-    rows = logit_rows(logits, 2)
-    num_rows = logits.shape[0]
-    temperature = check_array("temperature", temperature, np.float32, (num_rows,))
-    top_k = check_array("top_k", top_k, np.int32, (num_rows,))
-    top_p = check_array("top_p", top_p, np.float32, (num_rows,))
-    good = (temperature >= 0) & np.isfinite(temperature)
-    check_range("temperature", temperature, good, "a finite number of at least 0")
-    check_range("top_k", top_k, top_k >= 0, "at least 0 (0 for unbounded)")
-    check_range("top_p", top_p, (top_p > 0) & (top_p <= 1), "a number in (0, 1]")
-    min_p_drop = np.full(num_rows, -np.inf)
-    if min_p is not None:
-        min_p = check_array("min_p", min_p, np.float32, (num_rows,))
-        check_range("min_p", min_p, (min_p >= 0) & (min_p < 1), "a number in [0, 1)")
-        active = min_p > 0
-        min_p_drop[active] = temperature[active].astype(np.float64) * np.log(min_p[active].astype(np.float64))
-    if filter_order not in FILTER_ORDERS:
-        raise ValueError(f"filter_order={filter_order!r}, expected one of {FILTER_ORDERS}")
-    if capacity < 1:
-        raise ValueError(f"capacity={capacity}, expected at least 1 entry a row")
-    support = Support(
+def _allocate(num_rows: int, capacity: int, temperature: np.ndarray) -> Support:
+    return Support(
         status=np.empty(num_rows, np.uint8),
         maximum=np.empty(num_rows, np.float32),
         cutoff=np.empty(num_rows, np.float32),
@@ -264,8 +162,39 @@ def select_support(
         weights=np.empty((num_rows, capacity), np.uint64),
         temperature=temperature,
     )
+
+
+def select(
+    logits: np.ndarray,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray | None,
+    joint: bool,
+    capacity: int,
+    out: Support | None,
+) -> Support:
+    """select_support of NumPy arrays."""
+    rows = logit_rows(logits, 2)
+    num_rows = logits.shape[0]
+    temperature = check_array("temperature", temperature, np.float32, (num_rows,))
+    top_k = check_array("top_k", top_k, np.int32, (num_rows,))
+    top_p = check_array("top_p", top_p, np.float32, (num_rows,))
+    good = (temperature >= 0) & np.isfinite(temperature)
+    check_range("temperature", temperature, good, "a finite number of at least 0")
+    check_range("top_k", top_k, top_k >= 0, "at least 0 (0 for unbounded)")
+    check_range("top_p", top_p, (top_p > 0) & (top_p <= 1), "a number in (0, 1]")
+    if min_p is None:
+        min_p = np.zeros(num_rows, np.float32)
+    min_p = check_array("min_p", min_p, np.float32, (num_rows,))
+    check_range("min_p", min_p, (min_p >= 0) & (min_p < 1), "a number in [0, 1)")
+    if out is None:
+        out = _allocate(num_rows, capacity, temperature)
+    elif out.token_ids.shape != (num_rows, capacity):
+        raise ValueError(f"out={out.token_ids.shape}, expected a Support of an earlier call with the same shapes")
+    support = replace(out, temperature=temperature)
     _select(
-        rows.flat, rows.starts, rows.vocabulary, top_k, top_p, min_p_drop,
-        filter_order == "joint", support.arrays(), numba.get_num_threads(),
+        rows.flat, rows.starts, rows.vocabulary, top_k, top_p, min_p,
+        joint, support.arrays(), numba.get_num_threads(),
     )  # fmt: skip
     return support

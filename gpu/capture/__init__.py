@@ -1,0 +1,7 @@
+"""Capture: the support of every committed token, as it was used to verify."""
+
+from gpu.capture.masks import capture_masks
+from gpu.capture.packing import pack_masks
+from gpu.capture.record import Capture
+
+__all__ = ["Capture", "capture_masks", "pack_masks"]

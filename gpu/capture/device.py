@@ -1,0 +1,65 @@
+"""Capture on a device: one launch, no synchronisation, into room that the caller can keep."""
+
+import numpy as np
+
+from gpu.arrays import Array
+from gpu.capture.kernel import capture_kernel
+from gpu.capture.record import Capture
+from gpu.device.launch import pointer
+from gpu.device.memory import check_device, device_logits, empty
+from gpu.device.policy import support_arguments
+from gpu.support import Support, check_support
+from gpu.verification import Verdict
+
+
+def allocate(batch: int, width: int, room: int) -> Capture:
+    """A Capture on the device with room for this many entries."""
+    return Capture(
+        status=empty((batch,), np.uint8),
+        failed_row=empty((batch,), np.int32),
+        counts=empty((batch, width), np.int32),
+        row_start=empty((batch + 1,), np.int64),
+        offsets=empty((batch * width + 1,), np.int64),
+        token_ids=empty((room,), np.int32),
+        logprobs=empty((room,), np.float32),
+    )
+
+
+def capture_arguments(wanted: Array, max_support: int, out: Capture) -> tuple:
+    """A capture as the arguments of a kernel."""
+    return (
+        pointer(wanted), max_support, out.token_ids.size, pointer(out.status), pointer(out.failed_row),
+        pointer(out.counts), pointer(out.row_start), pointer(out.offsets), pointer(out.token_ids),
+        pointer(out.logprobs),
+    )  # fmt: skip
+
+
+def check_capture(out: Capture | None, batch: int, width: int, room: int) -> Capture:
+    """`out` if it fits, or a new one."""
+    if out is None:
+        return allocate(batch, width, room)
+    if out.counts.shape != (batch, width) or out.offsets.shape != (batch * width + 1,):
+        raise ValueError(f"out={out.counts.shape}, expected a Capture for {batch} requests of {width} rows")
+    return out
+
+
+def capture(
+    logits: Array, support: Support, verdict: Verdict, wanted: Array, max_support: int, out: Capture | None
+) -> Capture:
+    """capture_masks of CuPy arrays."""
+    rows = device_logits(logits, 3)
+    batch, width = verdict.tokens.shape
+    check_device("wanted", wanted, np.bool_, (batch,))
+    if logits.shape[:2] != (batch, width):
+        raise ValueError(f"logits={logits.shape}, expected ({batch}, {width}, V), as in verdict.tokens")
+    check_support(support, batch * width)
+    out = check_capture(out, batch, width, batch * width * min(max_support, rows.vocabulary))
+    if batch == 0:
+        return out
+    capture_kernel(rows.form.name).launch(
+        (batch * width,),
+        *rows.arguments, *support_arguments(support), batch,
+        pointer(verdict.num_committed), pointer(verdict.status), pointer(verdict.error_row),
+        *capture_arguments(wanted, max_support, out),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,84 @@
+"""A row's policy on a device: a support as kernels take it, and the questions that readers ask of one row."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, float32, int32, int64, types
+
+from gpu.device.launch import pointer, pointer_to
+from gpu.support import Support
+from gpu.weights import log_share, log_total, split_scale, weight
+
+# The types of a support's arguments, in the order of `support_arguments`.
+SUPPORT_TYPES = (
+    pointer_to(types.uint8), pointer_to(float32), pointer_to(float32), pointer_to(int64), pointer_to(int32),
+    pointer_to(int32), pointer_to(types.uint8), pointer_to(float32), pointer_to(int32), pointer_to(int64),
+    pointer_to(int64), int32, int32,
+)  # fmt: skip
+
+
+def support_arguments(support: Support) -> tuple[Any, ...]:
+    """A support as the arguments of a kernel."""
+    assert support.walk is not None
+    return (
+        pointer(support.status), pointer(support.maximum), pointer(support.cutoff), pointer(support.total),
+        pointer(support.count), pointer(support.argmax), pointer(support.greedy), pointer(support.temperature),
+        pointer(support.token_ids), pointer(support.weights), pointer(support.walk.segments),
+        support.capacity, support.walk.segments.shape[1],
+    )  # fmt: skip
+
+
+class Policy(NamedTuple):
+    """One row of a support."""
+
+    valid: Any  # bool
+    greedy: Any  # bool
+    count: Any  # int32
+    argmax: Any  # int32
+    total: Any  # int64
+    cutoff: Any  # float32
+    maximum: Any
+    temperature: Any
+    c_hi: Any
+    c_lo: Any
+
+
+@cuda.jit(device=True)
+def open_policy(row, status, maximum, cutoff, total, count, argmax, greedy, temperature):
+    """The policy of a row."""
+    c_hi, c_lo = split_scale(max(temperature[row], np.float32(1e-5)))
+    return Policy(
+        status[row] == 0, greedy[row] != 0, count[row], argmax[row], total[row], cutoff[row], maximum[row],
+        temperature[row], np.float32(c_hi), np.float32(c_lo),
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def weight_under(policy, token, x):
+    """The weight of a token with logit x, 0 outside the support."""
+    if policy.greedy:
+        return np.int64(policy.total) if token == policy.argmax else np.int64(0)
+    if not x >= policy.cutoff:
+        return np.int64(0)
+    return np.int64(weight(x, policy.maximum, policy.c_hi, policy.c_lo))
+
+
+class LogScale(NamedTuple):
+    """What turns the logits of a row into log-probabilities."""
+
+    inverse_temperature: Any  # float64
+    log_of_total: Any  # float64
+
+
+@cuda.jit(device=True)
+def log_scale(policy):
+    """The scale of a row."""
+    return LogScale(1.0 / np.float64(policy.temperature), np.float64(log_total(policy.total)))
+
+
+@cuda.jit(device=True)
+def log_probability_under(policy, x, scale):
+    """The log-probability of a kept token with logit x."""
+    if policy.greedy:
+        return np.float32(0.0)
+    return np.float32(log_share(x, policy.maximum, scale.inverse_temperature, scale.log_of_total))

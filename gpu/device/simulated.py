@@ -1,0 +1,88 @@
+"""Plain Python in place of gpu/device/instructions.py, for the CUDA simulator: pointers are NumPy arrays there."""
+
+import threading
+
+import numpy as np
+from numba import cuda
+
+_LOCK = threading.Lock()
+
+
+def load_streamed(words, index):
+    """Four words from words + 4*index; what lies beyond the array reads as 0."""
+    first = 4 * int(index)
+    return tuple(np.uint32(words[i]) if i < words.shape[0] else np.uint32(0) for i in range(first, first + 4))
+
+
+load_kept = load_streamed
+
+
+def _larger(a, b, decode):
+    values = decode(a), decode(b)
+    if np.isnan(values[0]) or np.isnan(values[1]):
+        return None
+    if values[0] == values[1]:  # -0 is below +0
+        return b if np.signbit(values[0]) else a
+    return a if values[0] > values[1] else b
+
+
+def _packed(a, b, decode):
+    result = 0
+    for shift in (0, 16):
+        high, low = ((int(word) >> shift) & 0xFFFF for word in (a, b))
+        half = _larger(high, low, decode)
+        result |= (0x7FFF if half is None else half) << shift
+    return np.uint32(result)
+
+
+def max_bfloat16x2(a, b):
+    """The larger of each half, as bfloat16; NaN if either is."""
+    return _packed(a, b, lambda bits: np.uint32(bits << 16).view(np.float32))
+
+
+def max_float16x2(a, b):
+    """The larger of each half, as float16; NaN if either is."""
+    return _packed(a, b, lambda bits: np.uint16(bits).view(np.float16))
+
+
+def max_float32(a, b):
+    """The larger of two float32 given as bits; NaN if either is."""
+    bits = _larger(int(a), int(b), lambda bits: np.uint32(bits).view(np.float32))
+    return np.uint32(0x7FFFFFFF if bits is None else bits)
+
+
+def half_to_float(bits):
+    """The float32 of the float16 in the low half of a word."""
+    return np.float32(np.uint16(int(bits) & 0xFFFF).view(np.float16))
+
+
+def add_at(pointer, index, value):
+    """Atomic pointer[index] += value; returns what was there."""
+    with _LOCK:
+        before = pointer[index]
+        pointer[index] = before + value
+    return before
+
+
+@cuda.jit(device=True)
+def warp_max_u32(value):
+    """The largest uint32 of the warp."""
+    for i in range(5):
+        value = max(value, np.uint32(cuda.shfl_xor_sync(0xFFFFFFFF, np.int32(value), 1 << i)))
+    return value
+
+
+@cuda.jit(device=True)
+def warp_min_u32(value):
+    """The smallest uint32 of the warp."""
+    for i in range(5):
+        value = min(value, np.uint32(cuda.shfl_xor_sync(0xFFFFFFFF, np.int32(value), 1 << i)))
+    return value
+
+
+@cuda.jit(device=True)
+def warp_sum_s32(value):
+    """The int32 sum of the warp."""
+    for i in range(5):
+        value = np.int32(value + cuda.shfl_xor_sync(0xFFFFFFFF, value, 1 << i))
+    return value

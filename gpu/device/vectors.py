@@ -1,0 +1,156 @@
+"""Logits on a device: granules of 32 bytes, loaded as two vectors, and the order key of an element.
+
+A key is an unsigned integer in the order of the values: 16 bits for float16 and bfloat16, 32 for float32. NaN lies
+above +inf or below -inf, -0.0 just below +0.0. A row begins anywhere: its granules are those of the memory (what one
+access to it moves), and the first and the last may hold elements of its neighbours (`head` of them in the first).
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda
+
+from gpu.device.instructions import half_to_float, max_bfloat16x2, max_float16x2, max_float32
+
+BINS = 2048  # of a key's upper 11 bits
+
+
+class Format(NamedTuple):
+    """How a kernel reads logits of one dtype."""
+
+    name: str  # "float32", "float16" or "bfloat16"
+    lanes: int  # elements a vector, half a granule
+    bits: int  # of a key
+    minus_inf: int  # the key of -inf
+    plus_inf: int
+    negative_zero: int
+    key: Any  # (w0, w1, w2, w3, lane) -> key of an element, uint32
+    largest: Any  # (w0, w1, w2, w3) -> the largest key of the vector; above plus_inf if it holds a NaN
+    value: Any  # key -> float32
+
+
+@cuda.jit(device=True)
+def _word(w0, w1, w2, w3, index):
+    low = w1 if index == 1 else w0
+    high = w3 if index == 3 else w2
+    return high if index >= 2 else low
+
+
+@cuda.jit(device=True)
+def _half(w0, w1, w2, w3, lane):
+    word = _word(w0, w1, w2, w3, lane >> 1)
+    return np.uint32((word >> np.uint32(16)) if lane & 1 else (word & np.uint32(0xFFFF)))
+
+
+@cuda.jit(device=True)
+def _key16(bits):
+    return np.uint32(bits ^ (np.uint32(0xFFFF) if bits & np.uint32(0x8000) else np.uint32(0x8000)))
+
+
+@cuda.jit(device=True)
+def _bits16(key):
+    return np.uint32(key ^ (np.uint32(0x8000) if key & np.uint32(0x8000) else np.uint32(0xFFFF)))
+
+
+@cuda.jit(device=True)
+def _key32(bits):
+    flip = np.uint32(0xFFFFFFFF) if bits & np.uint32(0x80000000) else np.uint32(0x80000000)
+    return np.uint32(bits ^ flip)
+
+
+@cuda.jit(device=True)
+def _half_key(w0, w1, w2, w3, lane):
+    return _key16(_half(w0, w1, w2, w3, lane))
+
+
+@cuda.jit(device=True)
+def _float_key(w0, w1, w2, w3, lane):
+    return _key32(_word(w0, w1, w2, w3, lane))
+
+
+@cuda.jit(device=True)
+def _largest_bfloat16(w0, w1, w2, w3):
+    pair = max_bfloat16x2(max_bfloat16x2(w0, w1), max_bfloat16x2(w2, w3))
+    return _key16(np.uint32(max_bfloat16x2(pair, np.uint32(pair >> np.uint32(16))) & np.uint32(0xFFFF)))
+
+
+@cuda.jit(device=True)
+def _largest_float16(w0, w1, w2, w3):
+    pair = max_float16x2(max_float16x2(w0, w1), max_float16x2(w2, w3))
+    return _key16(np.uint32(max_float16x2(pair, np.uint32(pair >> np.uint32(16))) & np.uint32(0xFFFF)))
+
+
+@cuda.jit(device=True)
+def _largest_float32(w0, w1, w2, w3):
+    return _key32(max_float32(max_float32(w0, w1), max_float32(w2, w3)))
+
+
+@cuda.jit(device=True)
+def _value_bfloat16(key):
+    return np.uint32(_bits16(key) << np.uint32(16)).view(np.float32)
+
+
+@cuda.jit(device=True)
+def _value_float16(key):
+    return half_to_float(_bits16(key))
+
+
+@cuda.jit(device=True)
+def _value_float32(key):
+    flip = np.uint32(0x80000000) if key & np.uint32(0x80000000) else np.uint32(0xFFFFFFFF)
+    return np.uint32(key ^ flip).view(np.float32)
+
+
+_FORMATS = {
+    "bfloat16": Format(
+        "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _largest_bfloat16, _value_bfloat16
+    ),
+    "float16": Format(
+        "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _largest_float16, _value_float16
+    ),
+    "float32": Format(
+        "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _largest_float32, _value_float32
+    ),
+}  # fmt: skip
+
+
+@lru_cache
+def format_of(name: str) -> Format:
+    """The format of a dtype's name."""
+    return _FORMATS[name]
+
+
+@cuda.jit(device=True)
+def row_start(row, width, request_step, row_step, skew):
+    """The first element of a row, counted from the pointer."""
+    if width == 1:
+        return np.int64(skew) + np.int64(row) * request_step
+    return np.int64(skew) + np.int64(row // width) * request_step + np.int64(row % width) * row_step
+
+
+@cuda.jit(device=True)
+def in_row(first, lane, vocabulary):
+    """Whether element `lane` of a vector belongs to the row, `first` being the token id of its element 0."""
+    return np.uint32(first + lane) < np.uint32(vocabulary)
+
+
+@lru_cache
+def element_of(name: str) -> Any:
+    """A device function (words, index) -> float32 of one element."""
+    form = format_of(name)
+    if name == "float32":
+
+        @cuda.jit(device=True)
+        def element(words, index):
+            return np.uint32(words[index]).view(np.float32)
+
+        return element
+    value_of = form.value
+
+    @cuda.jit(device=True)
+    def packed_element(words, index):
+        word = words[index >> 1]
+        return value_of(_key16(np.uint32((word >> np.uint32(16)) if index & 1 else (word & np.uint32(0xFFFF)))))
+
+    return packed_element

@@ -1,0 +1,218 @@
+"""From stored maxima to candidates in shared memory: every element whose key reaches a bound, in ascending id.
+
+The bound is the key of the need-th largest granule maximum, cut: at least `need` elements reach it, rarely many more.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda
+
+from gpu.device.block import FULL, WARP, block_of, warp_prefix32
+from gpu.device.instructions import load_kept
+from gpu.device.vectors import BINS, format_of, in_row
+
+CANDIDATES = 3968  # that fit in shared memory
+LISTED = 4096  # granules that can be read again for them
+KEYS, IDS, WORK = 0, CANDIDATES, 2 * CANDIDATES  # where they lie in the shared int32 array
+BOX = WORK + LISTED  # a few words that one thread leaves for all
+SCRATCHES = BOX + 8  # of the block-wide operations, a word for each of 32 warps
+SHARED = SCRATCHES + 4 * WARP
+
+
+class Gather(NamedTuple):
+    """The steps, for one dtype and block size."""
+
+    maxima: Any  # (row, begin) -> this thread's stored maxima, from granule `begin` on
+    bound: Any  # (counts, at, need, shared): box = bin, granules that reach it, granules above it; counts = 0
+    refine: Any  # (row, maxima, need, shared): from the box, the bound's 16 bits; box 1: granules that reach it
+    list_granules: Any  # (row, maxima, bound, shared) -> how many; ascending, to the work area
+    take: Any  # (row, num_listed, base, shared) -> how many elements have key >= base; the first CANDIDATES stored
+
+
+@lru_cache
+def gather_of(name: str, threads: int) -> Gather:
+    """The steps for logits of this dtype."""
+    form, block = format_of(name), block_of(threads)
+    lanes, key_of, prefix32, offset32 = form.lanes, form.key, block.prefix32, block.offset32
+    per_thread = BINS // threads
+    sweep = 8 * WARP  # granules of a warp at a time: four times over, then the next warp's
+    batch = 4 * 8 * threads
+
+    @cuda.jit(device=True)
+    def first_granule(begin):
+        return np.int32(begin + (cuda.threadIdx.x // WARP) * (4 * sweep) + 8 * cuda.laneid)
+
+    @cuda.jit(device=True)
+    def eight(row, granule):
+        inside = min(granule, np.int32(row.num_granules - 1))
+        return load_kept(row.maxima, np.int64((row.maxima_at + inside) >> 3))
+
+    @cuda.jit(device=True)
+    def maxima(row, begin):
+        first = first_granule(begin)
+        return (
+            eight(row, first),
+            eight(row, np.int32(first + sweep)),
+            eight(row, np.int32(first + 2 * sweep)),
+            eight(row, np.int32(first + 3 * sweep)),
+        )
+
+    @cuda.jit(device=True)
+    def bound(counts, at, need, shared):
+        top = np.int32(BINS - 1 - per_thread * cuda.threadIdx.x)
+        own = np.int32(0)
+        for i in range(per_thread):
+            own = np.int32(own + counts[at + top - i])
+        before, total = prefix32(own, shared[SCRATCHES:])
+        if before < need <= before + own:
+            slot = top
+            count = np.int32(before + counts[at + slot])
+            while count < need:
+                slot = np.int32(slot - 1)
+                count = np.int32(count + counts[at + slot])
+            shared[BOX], shared[BOX + 1] = slot, count
+            shared[BOX + 2] = np.int32(count - counts[at + slot])
+        if cuda.threadIdx.x == 0 and total < need:
+            shared[BOX], shared[BOX + 1], shared[BOX + 2] = 0, total, total
+        for i in range(per_thread):
+            counts[at + top - i] = 0
+        cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def tally_fine(words, granule, row, slot, shared):
+        # The lower five bits of those of eight stored maxima that lie in the bin.
+        w0, w1, w2, w3 = words
+        for i in range(8):
+            word = (w0 if i < 2 else w1) if i < 4 else (w2 if i < 6 else w3)
+            largest = np.uint32((word >> np.uint32(16)) if i & 1 else (word & np.uint32(0xFFFF)))
+            if np.uint32(largest >> np.uint32(5)) == slot and granule + i < row.num_granules:
+                cuda.atomic.add(shared, WORK + np.int32(largest & np.uint32(31)), 1)
+
+    @cuda.jit(device=True)
+    def refine(row, prefetched, need, shared):
+        slot, above = np.uint32(shared[BOX]), np.int32(shared[BOX + 2])
+        if cuda.threadIdx.x < WARP:
+            shared[WORK + cuda.threadIdx.x] = 0
+        cuda.syncthreads()
+        for begin in range(0, row.num_granules, batch):
+            a, b, c, d = prefetched if begin == 0 else maxima(row, begin)
+            first = first_granule(begin)
+            tally_fine(a, first, row, slot, shared)
+            tally_fine(b, np.int32(first + sweep), row, slot, shared)
+            tally_fine(c, np.int32(first + 2 * sweep), row, slot, shared)
+            tally_fine(d, np.int32(first + 3 * sweep), row, slot, shared)
+        cuda.syncthreads()
+        if cuda.threadIdx.x < WARP:
+            fine = np.int32(31 - cuda.threadIdx.x)
+            own = np.int32(shared[WORK + fine])
+            through = np.int32(warp_prefix32(own) + above)
+            if through - own < need <= through:
+                shared[BOX], shared[BOX + 1] = np.int32((np.int32(slot) << 5) + fine), through
+        cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def reaching(word, least):
+        # The two stored maxima of a word, as two bits.
+        low = 1 if (word & np.uint32(0xFFFF)) >= least else 0
+        high = 2 if (word >> np.uint32(16)) >= least else 0
+        return np.int32(low | high)
+
+    @cuda.jit(device=True)
+    def mask_of(words, granule, row, least):
+        # Which of eight granules reach `least`.
+        w0, w1, w2, w3 = words
+        mask = np.int32(reaching(w0, least) | (reaching(w1, least) << 2))
+        mask = np.int32(mask | (reaching(w2, least) << 4) | (reaching(w3, least) << 6))
+        missing = np.int32(granule + 8 - row.num_granules)
+        return mask if missing <= 0 else np.int32(mask & (0xFF >> min(missing, np.int32(8))))
+
+    @cuda.jit(device=True)
+    def write_list(mask, granule, to, shared):
+        while mask != 0 and to < LISTED:
+            shared[WORK + to] = np.int32(granule + cuda.ffs(mask) - 1)
+            mask = np.int32(mask & np.int32(mask - 1))
+            to = np.int32(to + 1)
+
+    @cuda.jit(device=True)
+    def list_granules(row, prefetched, least, shared):
+        listed = np.int32(0)
+        for begin in range(0, row.num_granules, batch):
+            a, b, c, d = prefetched if begin == 0 else maxima(row, begin)
+            first = first_granule(begin)
+            m0, m1 = mask_of(a, first, row, least), mask_of(b, np.int32(first + sweep), row, least)
+            m2 = mask_of(c, np.int32(first + 2 * sweep), row, least)
+            m3 = mask_of(d, np.int32(first + 3 * sweep), row, least)
+            # Two counts a word: a warp's sweep has at most 256.
+            own01 = np.int32(cuda.popc(m0) | (cuda.popc(m1) << 16))
+            own23 = np.int32(cuda.popc(m2) | (cuda.popc(m3) << 16))
+            through01, through23 = warp_prefix32(own01), warp_prefix32(own23)
+            all01 = cuda.shfl_sync(FULL, through01, WARP - 1)
+            all23 = cuda.shfl_sync(FULL, through23, WARP - 1)
+            n0, n1, n2 = np.int32(all01 & 0xFFFF), np.int32(all01 >> 16), np.int32(all23 & 0xFFFF)
+            at, total = offset32(np.int32(n0 + n1 + n2 + (all23 >> 16)), shared[SCRATCHES:])
+            at = np.int32(at + listed)
+            before01, before23 = np.int32(through01 - own01), np.int32(through23 - own23)
+            write_list(m0, first, np.int32(at + (before01 & 0xFFFF)), shared)
+            write_list(m1, np.int32(first + sweep), np.int32(at + n0 + (before01 >> 16)), shared)
+            at = np.int32(at + n0 + n1)
+            write_list(m2, np.int32(first + 2 * sweep), np.int32(at + (before23 & 0xFFFF)), shared)
+            write_list(m3, np.int32(first + 3 * sweep), np.int32(at + n2 + (before23 >> 16)), shared)
+            listed = np.int32(listed + total)
+            cuda.syncthreads()
+        return listed
+
+    @cuda.jit(device=True)
+    def elements(w0, w1, w2, w3, first, vocabulary, base):
+        # Which elements of a vector reach `base`.
+        mask = np.int32(0)
+        for lane in range(lanes):
+            if key_of(w0, w1, w2, w3, lane) >= base and in_row(first, lane, vocabulary):
+                mask |= np.int32(1 << lane)
+        return mask
+
+    @cuda.jit(device=True)
+    def put(w0, w1, w2, w3, mask, first, at, shared):
+        while mask != 0:
+            lane = np.int32(cuda.ffs(mask) - 1)
+            mask = np.int32(mask & np.int32(mask - 1))
+            if at < CANDIDATES:
+                shared[KEYS + at] = np.int32(key_of(w0, w1, w2, w3, lane))
+                shared[IDS + at] = np.int32(first + lane)
+            at = np.int32(at + 1)
+        return at
+
+    @cuda.jit(device=True)
+    def take(row, num_listed, base, shared):
+        # A thread takes two listed granules, four vectors, at a time.
+        size = np.int32(0)
+        for begin in range(0, num_listed, 2 * threads):
+            i = np.int32(begin + 2 * cuda.threadIdx.x)
+            g0 = np.int32(shared[WORK + min(i, np.int32(num_listed - 1))])
+            g1 = np.int32(shared[WORK + min(np.int32(i + 1), np.int32(num_listed - 1))])
+            v0, v1 = np.int64(row.first_vector + 2 * g0), np.int64(row.first_vector + 2 * g1)
+            a0, a1, a2, a3 = load_kept(row.words, v0)
+            b0, b1, b2, b3 = load_kept(row.words, np.int64(v0 + 1))
+            c0, c1, c2, c3 = load_kept(row.words, v1)
+            d0, d1, d2, d3 = load_kept(row.words, np.int64(v1 + 1))
+            g0, g1 = np.int32(2 * g0 * lanes - row.head), np.int32(2 * g1 * lanes - row.head)
+            m0, m1, m2, m3 = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
+            if i < num_listed:
+                m0 = elements(a0, a1, a2, a3, g0, row.vocabulary, base)
+                m1 = elements(b0, b1, b2, b3, np.int32(g0 + lanes), row.vocabulary, base)
+            if i + 1 < num_listed:
+                m2 = elements(c0, c1, c2, c3, g1, row.vocabulary, base)
+                m3 = elements(d0, d1, d2, d3, np.int32(g1 + lanes), row.vocabulary, base)
+            own = np.int32(cuda.popc(m0) + cuda.popc(m1) + cuda.popc(m2) + cuda.popc(m3))
+            before, total = prefix32(own, shared[SCRATCHES + WARP :])
+            at = np.int32(size + before)
+            at = put(a0, a1, a2, a3, m0, g0, at, shared)
+            at = put(b0, b1, b2, b3, m1, np.int32(g0 + lanes), at, shared)
+            at = put(c0, c1, c2, c3, m2, g1, at, shared)
+            put(d0, d1, d2, d3, m3, np.int32(g1 + lanes), at, shared)
+            size = np.int32(size + total)
+            cuda.syncthreads()
+        return size
+
+    return Gather(maxima, bound, refine, list_granules, take)

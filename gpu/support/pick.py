@@ -1,0 +1,155 @@
+"""The second kernel of the filter: one block a row, from the stored maxima to the kept set.
+
+1  bound    a key that at least `need` elements reach (need: top_k; 1 for greedy rows)
+2  gather   the elements that reach it: candidates (key, id) in shared memory, in ascending id
+3  cutoffs  the k-th largest key and the top-p crossing, by counts and integer masses
+4  finish   count, mass and least key of what is kept; its entries
+
+A row that has no bound, or more candidates than fit, runs 3 and 4 over its memory. Nothing depends on the launch.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numba import cuda, float32, int32, int64, types, void
+
+from gpu import status
+from gpu.device.block import WARP
+from gpu.device.instructions import warp_max_u32
+from gpu.device.launch import Kernel, pointer_to
+from gpu.device.rows import open_row
+from gpu.device.vectors import BINS, format_of
+from gpu.support.cutoffs import min_p_cutoff
+from gpu.support.finish import finish_of
+from gpu.support.gather import BOX, CANDIDATES, LISTED, SHARED, gather_of
+from gpu.support.levels import SLOTS, Scale, levels_of
+from gpu.weights import GREEDY_TEMPERATURE, LOWEST, ONE, split_scale
+
+THREADS = 512
+_GUESS = 1024  # candidates looked at first where only top-p or min-p bounds a row
+_SCRATCH64 = WARP + 2
+_OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
+_POSITIVE_ZERO, _NEGATIVE_ZERO = np.uint32(0x8000), np.uint32(0x7FFF)  # stored maxima
+
+
+@lru_cache
+def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> Kernel:
+    """The kernel for logits of this dtype; its grid is (rows,)."""
+    form = format_of(name)
+    granule, value_of = 2 * form.lanes, form.value
+    minus_inf, plus_inf, to_stored = form.minus_inf, form.plus_inf, np.uint32(form.bits - 16)
+    maxima_of, bound, refine, list_granules, take = gather_of(name, threads)
+    kth, crossing, both = levels_of(name, threads)
+    finish_candidates, finish_row, write_row, row_mass = finish_of(name, threads)
+
+    @cuda.jit(device=True)
+    def cut(row, size, base, top, k, top_p, joint, scale, shared, scratch64):
+        # Top-k (k > 0) and top-p. Returns the least kept key and whether it is one: else the row isn't cut here.
+        whole = np.int64(0)
+        if top_p < np.float32(1.0) and (joint != 0 or k == 0):
+            whole = row_mass(row, scale, scratch64)
+        if np.uint32(top - base) < SLOTS:
+            floor, least, reached = both(row, size, base, top, k, top_p, whole, scale, shared, scratch64)
+        else:
+            floor, reached = base, False
+            if k > 0:
+                floor, mass = kth(row, size, base, top, k, scale, shared, scratch64)
+                whole = whole if whole > 0 else mass
+            least = floor
+            if top_p < np.float32(1.0):
+                least, reached = crossing(row, size, floor, top, top_p, whole, scale, shared, scratch64)
+        return least, reached or k > 0
+
+    def pick(
+        words, skew, width, request_step, row_step, vocabulary, chunks, stride, maxima, chunk_largest, counts,
+        temperatures, top_ks, top_ps, min_ps, joint, capacity, num_segments,
+        statuses, maximums, cutoffs, totals, sizes, argmaxes, greedies, token_ids, weights, segments,
+    ):  # fmt: skip
+        shared = cuda.shared.array(SHARED, int32)
+        scratch64 = cuda.shared.array(_SCRATCH64, int64)
+        index = cuda.blockIdx.x
+        row = open_row(index, words, skew, width, request_step, row_step, vocabulary, maxima, stride, granule)
+        prefetched = maxima_of(row, 0)
+        temperature, k, top_p, min_p = temperatures[index], top_ks[index], top_ps[index], min_ps[index]
+        top = np.uint32(0)
+        for i in range(cuda.laneid, chunks, WARP):
+            top = max(top, np.uint32(chunk_largest[np.int64(index) * chunks + i]))
+        top = warp_max_u32(top)
+        greedy = temperature < GREEDY_TEMPERATURE or k == 1
+        if greedy or k >= vocabulary:
+            k = np.int32(0)
+        need = np.int32(1) if greedy else np.int32(k)
+        if need == 0 and (top_p < np.float32(1.0) or min_p > np.float32(0.0)):
+            need = np.int32(_GUESS)
+        bound(counts, np.int64(index) * BINS, max(need, np.int32(1)), shared)
+        good = temperature >= 0 and temperature < np.inf and k >= 0 and top_p > 0 and min_p >= 0 and min_p < 1
+        if not (minus_inf < top < plus_inf and good):
+            if cuda.threadIdx.x == 0:
+                statuses[index], greedies[index] = _INVALID, np.uint8(0)
+                maximums[index], cutoffs[index] = np.float32(np.nan), np.float32(np.nan)
+                sizes[index], totals[index], argmaxes[index] = 0, 0, -1
+            return
+        least = np.uint32(shared[BOX] << 5)
+        if shared[BOX + 1] > need + (need >> 1) + 128:
+            refine(row, prefetched, need, shared)
+            least = np.uint32(shared[BOX])
+        reach = np.int32(shared[BOX + 1])
+        if least == _POSITIVE_ZERO:  # the two zeros are one value
+            least = _NEGATIVE_ZERO
+        base = max(np.uint32(least << to_stored), np.uint32(minus_inf + 1))
+        size = np.int32(-1)
+        if need > 0 and reach <= LISTED:
+            num_listed = list_granules(row, prefetched, least, shared)
+            if num_listed <= LISTED:
+                size = take(row, num_listed, base, shared)
+                size = size if size <= CANDIDATES else np.int32(-1)
+        maximum = np.float32(value_of(top) + np.float32(0.0))  # never -0.0
+        cutoff, scale = maximum, Scale(maximum, np.float32(1.0), np.float32(0.0))
+        if not greedy:
+            c_hi, c_lo = split_scale(temperature)
+            scale = Scale(maximum, np.float32(c_hi), np.float32(c_lo))
+            cutoff = max(np.float32(LOWEST), np.float32(min_p_cutoff(maximum, temperature, min_p)))
+            if k > 0 or top_p < np.float32(1.0):
+                kept, known, last = np.uint32(0), False, k == 0 and size < 0
+                while True:
+                    if last:  # what was gathered doesn't hold the crossing
+                        size, base = np.int32(-1), np.uint32(minus_inf + 1)
+                    kept, known = cut(row, size, base, top, k, top_p, joint, scale, shared, scratch64)
+                    if known or last:
+                        break
+                    last = True
+                if known:
+                    cutoff = max(cutoff, value_of(kept))
+            if k == 0 and cutoff < value_of(base):
+                size = np.int32(-1)  # more is kept than was gathered
+        out = np.int64(index) * capacity
+        cuda.syncthreads()
+        count, total, kept, arg = np.int32(0), np.int64(0), np.uint32(0), np.uint32(0)
+        if size >= 0:
+            count, total, kept, arg = finish_candidates(
+                size, cutoff, scale, shared, scratch64, token_ids, weights, out, capacity
+            )
+        if size < 0 or (count > capacity and not greedy):  # readers walk a row that carries no entries by segments
+            cuda.syncthreads()
+            count, total, kept, arg = finish_row(
+                row, cutoff, scale, shared, scratch64, segments, np.int64(index) * num_segments
+            )
+            if count <= capacity and not greedy:
+                write_row(row, kept, cutoff, scale, shared, token_ids, weights, out)
+        if cuda.threadIdx.x == 0:
+            if greedy:
+                count, total, kept = np.int32(1), np.int64(ONE), top
+                token_ids[out] = np.int32(arg)
+                weights[out] = np.int64(ONE)
+            statuses[index], greedies[index] = _OK, np.uint8(1 if greedy else 0)
+            maximums[index], cutoffs[index] = maximum, value_of(kept)
+            sizes[index], totals[index], argmaxes[index] = count, total, np.int32(arg)
+
+    signature = void(
+        pointer_to(types.uint32), int32, int32, int64, int64, int32, int32, int32,
+        pointer_to(types.uint32), pointer_to(types.uint32), pointer_to(int32),
+        pointer_to(float32), pointer_to(int32), pointer_to(float32), pointer_to(float32), int32, int32, int32,
+        pointer_to(types.uint8), pointer_to(float32), pointer_to(float32), pointer_to(int64), pointer_to(int32),
+        pointer_to(int32), pointer_to(types.uint8), pointer_to(int32), pointer_to(int64), pointer_to(int64),
+    )  # fmt: skip
+    return Kernel(pick, signature, threads, max_registers)

@@ -1,0 +1,219 @@
+"""The draw of one row by a block: inverse CDF in ascending token id, over the entries or over the row.
+
+The law is the row's policy without a removed token, or the residual max(0, weight - draft_prob * total) of a proposal.
+Where nothing is left of it, the policy itself.
+"""
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, njit
+
+from gpu.device.block import WARP, block_of, warp_prefix64
+from gpu.device.instructions import load_kept
+from gpu.device.policy import weight_under
+from gpu.device.vectors import element_of, format_of, in_row
+from gpu.instructions import product
+
+
+class Law(NamedTuple):
+    """What is drawn from."""
+
+    removed: Any  # int32: a token that can't be drawn, or -1
+    proposal: Any  # the words of the draft probabilities
+    proposal_at: Any  # int64: index of the row's first one, or -1 for none
+
+
+@njit(nogil=True)
+def residual_weight(mass, draft_prob, total):
+    """trunc(max(0, weight - draft_prob * total)), in float64; -1 if the draft_prob isn't a probability."""
+    if not draft_prob >= 0:
+        return np.int64(-1)
+    residual = np.float64(mass) - product(np.float64(draft_prob), np.float64(total))
+    return np.int64(residual) if residual > 0 else np.int64(0)
+
+
+@njit(nogil=True)
+def draw_threshold(uniform, total):
+    """The first id whose cumulative weight exceeds this is drawn; below the total, however u * total rounds."""
+    return min(np.int64(math.floor(uniform * np.float64(total))), np.int64(total - 1))
+
+
+@lru_cache
+def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
+    """A device function that draws, for logits and draft probabilities of these dtypes.
+
+    (row, policy, uniform, law, token_ids, weights, entries_at, capacity, segments, segments_at, shared, scratch64)
+    -> token id, or -1 if the proposal isn't a distribution. shared: int32 [4].
+    """
+    form, block = format_of(name), block_of(threads)
+    lanes, key_of, value_of = form.lanes, form.key, form.value
+    prefix64, sum64 = block.prefix64, block.sum64
+    draft_prob_of = element_of(proposal_name or "float32")
+    warps = threads // WARP
+
+    @cuda.jit(device=True)
+    def weight_left(token, mass, policy, law):
+        # Of one kept token under the law; -1 for a bad proposal.
+        if token == law.removed:
+            return np.int64(0)
+        if law.proposal_at < 0:
+            return np.int64(mass)
+        draft_prob = draft_prob_of(law.proposal, np.int64(law.proposal_at + token))
+        return np.int64(residual_weight(mass, draft_prob, policy.total))
+
+    @cuda.jit(device=True)
+    def granule_weight(row, granule, policy, law):
+        # The weight left in a granule of the row, -1 for a bad proposal.
+        own, bad = np.int64(0), False
+        for half in range(2):
+            w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + 2 * granule + half))
+            first = np.int32((2 * granule + half) * lanes - row.head)
+            for lane in range(lanes):
+                value = value_of(key_of(w0, w1, w2, w3, lane))
+                if in_row(first, lane, row.vocabulary) and value >= policy.cutoff:
+                    token = np.int32(first + lane)
+                    left = weight_left(token, weight_under(policy, token, value), policy, law)
+                    bad = bad or left < 0
+                    own = np.int64(own + left)
+        return np.int64(-1) if bad else own
+
+    @cuda.jit(device=True)
+    def find_in_granule(row, granule, threshold, policy, law):
+        # The first token of the granule whose cumulative weight exceeds the threshold.
+        mass, found = np.int64(0), np.int32(-1)
+        for i in range(2 * lanes):
+            w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + 2 * granule + i // lanes))
+            first = np.int32((2 * granule + i // lanes) * lanes - row.head)
+            lane = i % lanes
+            value = value_of(key_of(w0, w1, w2, w3, lane))
+            if found < 0 and in_row(first, lane, row.vocabulary) and value >= policy.cutoff:
+                token = np.int32(first + lane)
+                mass = np.int64(mass + weight_left(token, weight_under(policy, token, value), policy, law))
+                if mass > threshold:
+                    found = token
+        return found
+
+    @cuda.jit(device=True)
+    def among_entries(policy, uniform, law, token_ids, weights, at, shared, scratch64):
+        run = np.int32((policy.count + threads - 1) // threads)
+        start = min(np.int32(cuda.threadIdx.x * run), np.int32(policy.count))
+        end = min(np.int32(start + run), np.int32(policy.count))
+        own, bad = np.int64(0), np.int32(0)
+        for i in range(start, end):
+            left = weight_left(token_ids[at + i], weights[at + i], policy, law)
+            if left < 0:
+                bad = np.int32(1)
+            own = np.int64(own + left)
+        if cuda.syncthreads_or(bad) != 0:
+            return np.int32(-1)
+        before, total = prefix64(own, scratch64)
+        if total == 0:
+            return np.int32(-2)
+        threshold = np.int64(draw_threshold(uniform, total))
+        if before <= threshold < before + own:
+            i, mass = start, before
+            while True:
+                mass = np.int64(mass + weight_left(token_ids[at + i], weights[at + i], policy, law))
+                if mass > threshold:
+                    break
+                i = np.int32(i + 1)
+            shared[0] = token_ids[at + i]
+        cuda.syncthreads()
+        return np.int32(shared[0])
+
+    @cuda.jit(device=True)
+    def by_segments(row, policy, uniform, law, segments, at, shared, scratch64):
+        # The removed token's weight leaves its segment; then a warp walks the segment that holds the threshold.
+        num_segments = np.int32((row.num_granules + WARP - 1) // WARP)
+        removed_in, removed_weight = np.int32(-1), np.int64(0)
+        if law.removed >= 0:
+            index = np.int32(law.removed + row.head)
+            granule = np.int32(index // (2 * lanes))
+            removed_in = np.int32(granule // WARP)
+            lane = np.int32(index % lanes)
+            w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + index // lanes))
+            removed_weight = weight_under(policy, law.removed, value_of(key_of(w0, w1, w2, w3, lane)))
+        run = np.int32((num_segments + threads - 1) // threads)
+        start = min(np.int32(cuda.threadIdx.x * run), num_segments)
+        end = min(np.int32(start + run), num_segments)
+        own = np.int64(0)
+        for i in range(start, end):
+            own = np.int64(own + segments[at + i] - (removed_weight if i == removed_in else np.int64(0)))
+        before, total = prefix64(own, scratch64)
+        if total == 0:
+            return np.int32(-2)
+        threshold = np.int64(draw_threshold(uniform, total))
+        if before <= threshold < before + own:
+            i, mass = start, before
+            while True:
+                part = np.int64(segments[at + i] - (removed_weight if i == removed_in else np.int64(0)))
+                if mass + part > threshold:
+                    break
+                mass = np.int64(mass + part)
+                i = np.int32(i + 1)
+            shared[1] = i
+            scratch64[warps] = np.int64(threshold - mass)
+        cuda.syncthreads()
+        if cuda.threadIdx.x < WARP:
+            granule = np.int32(shared[1] * WARP + cuda.laneid)
+            threshold = np.int64(scratch64[warps])
+            own = np.int64(0)
+            if granule < row.num_granules:
+                own = granule_weight(row, granule, policy, law)
+            through = warp_prefix64(own)
+            if through - own <= threshold < through:
+                shared[0] = find_in_granule(row, granule, np.int64(threshold - through + own), policy, law)
+        cuda.syncthreads()
+        return np.int32(shared[0])
+
+    @cuda.jit(device=True)
+    def by_granules(row, policy, uniform, law, shared, scratch64):
+        # Two passes over the row: the total, then the granule that holds the threshold.
+        own, bad = np.int64(0), np.int32(0)
+        for granule in range(cuda.threadIdx.x, row.num_granules, threads):
+            left = granule_weight(row, granule, policy, law)
+            if left < 0:
+                bad = np.int32(1)
+            own = np.int64(own + left)
+        if cuda.syncthreads_or(bad) != 0:
+            return np.int32(-1)
+        total = sum64(own, scratch64)
+        if total == 0:
+            return np.int32(-2)
+        threshold, base = np.int64(draw_threshold(uniform, total)), np.int64(0)
+        for begin in range(0, row.num_granules, threads):
+            granule = np.int32(begin + cuda.threadIdx.x)
+            own = np.int64(0)
+            if granule < row.num_granules:
+                own = granule_weight(row, granule, policy, law)
+            cuda.syncthreads()
+            before, part = prefix64(own, scratch64)
+            before = np.int64(before + base)
+            if before <= threshold < before + own:
+                shared[0] = find_in_granule(row, granule, np.int64(threshold - before), policy, law)
+            base = np.int64(base + part)
+            if base > threshold:
+                break
+        cuda.syncthreads()
+        return np.int32(shared[0])
+
+    @cuda.jit(device=True)
+    def draw(
+        row, policy, uniform, law, token_ids, weights, entries_at, capacity, segments, segments_at, shared, scratch64
+    ):
+        while True:
+            if policy.count <= capacity:
+                token = among_entries(policy, uniform, law, token_ids, weights, entries_at, shared, scratch64)
+            elif law.proposal_at < 0:
+                token = by_segments(row, policy, uniform, law, segments, segments_at, shared, scratch64)
+            else:
+                token = by_granules(row, policy, uniform, law, shared, scratch64)
+            if token != -2:
+                return token
+            law = Law(np.int32(-1), law.proposal, np.int64(-1))
+            cuda.syncthreads()
+
+    return draw

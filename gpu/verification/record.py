@@ -1,0 +1,17 @@
+"""What verification decides."""
+
+from dataclasses import dataclass
+
+from gpu.arrays import Array
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a round commits for B requests of W rows, filled by verify_chain."""
+
+    num_accepted: Array  # int32 [B]: drafts kept
+    num_committed: Array  # int32 [B]: num_accepted + 1, but error_row if INVALID
+    tokens: Array  # int32 [B, W]: committed tokens, -1 past num_committed
+    logprobs: Array  # float32 [B, W]: of tokens under their rows' policies, NaN past num_committed
+    status: Array  # uint8 [B]: OK or INVALID
+    error_row: Array  # int32 [B]: the row (0..W-1) that made the request INVALID, else -1
