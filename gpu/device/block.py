@@ -62,7 +62,7 @@ def block_of(threads: int) -> Block:
         warp = cuda.threadIdx.x // WARP
         part = np.int32(0)
         if cuda.laneid < warps:
-            part = np.int32(scratch[cuda.laneid])
+            part = np.int32(scratch[np.uint32(cuda.laneid)])
         through = warp_prefix32(part)
         before = np.int32(cuda.shfl_sync(FULL, through, warp) - cuda.shfl_sync(FULL, part, warp))
         return before, cuda.shfl_sync(FULL, through, warps - 1)
@@ -72,7 +72,7 @@ def block_of(threads: int) -> Block:
         warp = cuda.threadIdx.x // WARP
         part = np.int64(0)
         if cuda.laneid < warps:
-            part = np.int64(scratch[cuda.laneid])
+            part = np.int64(scratch[np.uint32(cuda.laneid)])
         through = warp_prefix64(part)
         before = np.int64(cuda.shfl_sync(FULL, through, warp) - cuda.shfl_sync(FULL, part, warp))
         return before, cuda.shfl_sync(FULL, through, warps - 1)
@@ -80,7 +80,7 @@ def block_of(threads: int) -> Block:
     @cuda.jit(device=True)
     def offset32(value, scratch):
         if cuda.laneid == 0:
-            scratch[cuda.threadIdx.x // WARP] = value
+            scratch[np.uint32(cuda.threadIdx.x // WARP)] = value
         cuda.syncthreads()
         return over_warps32(scratch)
 
@@ -88,7 +88,7 @@ def block_of(threads: int) -> Block:
     def prefix32(value, scratch):
         inclusive = warp_prefix32(value)
         if cuda.laneid == WARP - 1:
-            scratch[cuda.threadIdx.x // WARP] = inclusive
+            scratch[np.uint32(cuda.threadIdx.x // WARP)] = inclusive
         cuda.syncthreads()
         before, total = over_warps32(scratch)
         return np.int32(before + inclusive - value), total
@@ -97,7 +97,7 @@ def block_of(threads: int) -> Block:
     def prefix64(value, scratch):
         inclusive = warp_prefix64(value)
         if cuda.laneid == WARP - 1:
-            scratch[cuda.threadIdx.x // WARP] = inclusive
+            scratch[np.uint32(cuda.threadIdx.x // WARP)] = inclusive
         cuda.syncthreads()
         before, total = over_warps64(scratch)
         return np.int64(before + inclusive - value), total
@@ -106,8 +106,8 @@ def block_of(threads: int) -> Block:
     def prefix_both(small, large, scratch32, scratch64):
         inclusive32, inclusive64 = warp_prefix32(small), warp_prefix64(large)
         if cuda.laneid == WARP - 1:
-            scratch32[cuda.threadIdx.x // WARP] = inclusive32
-            scratch64[cuda.threadIdx.x // WARP] = inclusive64
+            scratch32[np.uint32(cuda.threadIdx.x // WARP)] = inclusive32
+            scratch64[np.uint32(cuda.threadIdx.x // WARP)] = inclusive64
         cuda.syncthreads()
         before32, total32 = over_warps32(scratch32)
         before64, total64 = over_warps64(scratch64)
@@ -119,11 +119,11 @@ def block_of(threads: int) -> Block:
     def sum64(value, scratch):
         value = warp_sum64(value)
         if cuda.laneid == 0:
-            scratch[cuda.threadIdx.x // WARP] = value
+            scratch[np.uint32(cuda.threadIdx.x // WARP)] = value
         cuda.syncthreads()
         part = np.int64(0)
         if cuda.laneid < warps:
-            part = np.int64(scratch[cuda.laneid])
+            part = np.int64(scratch[np.uint32(cuda.laneid)])
         return warp_sum64(part)
 
     return Block(threads, offset32, prefix32, prefix64, prefix_both, sum64)

@@ -1,104 +1,45 @@
-"""CUDA instructions that Numba doesn't offer, on pointers. One file, so that a change of compiler finds them all.
+"""The instructions that kernels name: PTX, or plain Python in the simulator (NUMBA_ENABLE_CUDASIM=1)."""
 
-In the simulator (NUMBA_ENABLE_CUDASIM=1) pointers are NumPy arrays and gpu/device/simulated.py stands in.
-"""
-
-from llvmlite import ir
-from numba import config, types
-from numba.extending import intrinsic
-
-_I16, _I32, _I64, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_WORDS = types.UniTuple(types.uint32, 4)
-
-
-def _load16(cache: str):
-    instruction = f"ld.global{cache}.v4.u32 {{$0, $1, $2, $3}}, [$4];"
-
-    @intrinsic
-    def load(typing_context, words, index):
-        """Four words from words + 4*index, a 16-byte boundary."""
-
-        def codegen(context, builder, signature, args):
-            address = builder.ptrtoint(builder.gep(args[0], [builder.shl(args[1], args[1].type(2))]), _I64)
-            result = ir.LiteralStructType([_I32] * 4)
-            form = ir.FunctionType(result, [_I64])
-            loaded = builder.asm(form, instruction, "=r,=r,=r,=r,l", [address], True)
-            items = [builder.extract_value(loaded, i) for i in range(4)]
-            return context.make_tuple(builder, signature.return_type, items)
-
-        return _WORDS(words, types.int64), codegen
-
-    return load
-
-
-def _packed_max(kind: str):
-    """The larger of each 16-bit half; NaN if either is."""
-
-    @intrinsic
-    def larger(typing_context, a, b):
-        def codegen(context, builder, signature, args):
-            form = ir.FunctionType(_I32, [_I32, _I32])
-            return builder.asm(form, f"max.NaN.{kind} $0, $1, $2;", "=r,r,r", args, False)
-
-        return types.uint32(types.uint32, types.uint32), codegen
-
-    return larger
-
-
-@intrinsic
-def max_float32(typing_context, a, b):
-    """The larger of two float32 given and returned as bits; NaN if either is."""
-
-    def codegen(context, builder, signature, args):
-        form = ir.FunctionType(_FLOAT, [_FLOAT, _FLOAT])
-        values = [builder.bitcast(word, _FLOAT) for word in args]
-        return builder.bitcast(builder.asm(form, "max.NaN.f32 $0, $1, $2;", "=f,f,f", values, False), _I32)
-
-    return types.uint32(types.uint32, types.uint32), codegen
-
-
-@intrinsic
-def half_to_float(typing_context, bits):
-    """The float32 of the float16 in the low half of a word; exact."""
-
-    def codegen(context, builder, signature, args):
-        half = builder.trunc(args[0], _I16)
-        return builder.asm(ir.FunctionType(_FLOAT, [_I16]), "cvt.f32.f16 $0, $1;", "=f,h", [half], False)
-
-    return types.float32(types.uint32), codegen
-
-
-@intrinsic
-def add_at(typing_context, pointer, index, value):
-    """Atomic pointer[index] += value; returns what was there."""
-
-    def codegen(context, builder, signature, args):
-        return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), args[2], "monotonic")
-
-    return pointer.dtype(pointer, types.int64, pointer.dtype), codegen
-
-
-def _warp_reduction(operation: str):
-    """The reduction of a word over the whole warp, in every lane."""
-
-    @intrinsic
-    def reduce(typing_context, value):
-        def codegen(context, builder, signature, args):
-            form = ir.FunctionType(_I32, [_I32])
-            call = builder.asm(form, f"redux.sync.{operation} $0, $1, 0xffffffff;", "=r,r", args, True)
-            call.attributes.add("convergent")  # every lane takes part: it may not move into a branch
-            return call
-
-        return value(value), codegen
-
-    return reduce
-
-
-warp_max_u32, warp_min_u32, warp_sum_s32 = (_warp_reduction(name) for name in ("max.u32", "min.u32", "add.s32"))
-load_streamed = _load16(".L1::no_allocate")  # read once
-load_kept = _load16("")  # read again soon
-max_bfloat16x2, max_float16x2 = _packed_max("bf16x2"), _packed_max("f16x2")
+from numba import config
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 if SIMULATED:
-    pass
+    from gpu.device.simulated import (
+        add_at,
+        half_to_float,
+        load_kept,
+        load_streamed,
+        max_bfloat16x2,
+        max_float16x2,
+        max_float32,
+        warp_max_u32,
+        warp_min_u32,
+        warp_sum_s32,
+    )
+else:
+    from gpu.device.ptx import (
+        add_at,
+        half_to_float,
+        load_kept,
+        load_streamed,
+        max_bfloat16x2,
+        max_float16x2,
+        max_float32,
+        warp_max_u32,
+        warp_min_u32,
+        warp_sum_s32,
+    )
+
+__all__ = [
+    "SIMULATED",
+    "add_at",
+    "half_to_float",
+    "load_kept",
+    "load_streamed",
+    "max_bfloat16x2",
+    "max_float16x2",
+    "max_float32",
+    "warp_max_u32",
+    "warp_min_u32",
+    "warp_sum_s32",
+]

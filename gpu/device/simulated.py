@@ -1,4 +1,4 @@
-"""Plain Python in place of gpu/device/instructions.py, for the CUDA simulator: pointers are NumPy arrays there."""
+"""Plain Python in place of gpu/device/ptx.py, for the CUDA simulator: pointers are NumPy arrays there."""
 
 import threading
 

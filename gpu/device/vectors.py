@@ -26,6 +26,7 @@ class Format(NamedTuple):
     plus_inf: int
     negative_zero: int
     key: Any  # (w0, w1, w2, w3, lane) -> key of an element, uint32
+    reaching: Any  # (w0, w1, w2, w3, base) -> which elements' keys are at least base, as bits
     largest: Any  # (w0, w1, w2, w3) -> the largest key of the vector; above plus_inf if it holds a NaN
     value: Any  # key -> float32
 
@@ -70,6 +71,52 @@ def _float_key(w0, w1, w2, w3, lane):
 
 
 @cuda.jit(device=True)
+def halves_reaching(word, least):
+    """Bits 15 and 31: whether each half of a word is at least that of `least`, unsigned."""
+    kept = np.uint32((word | np.uint32(0x80008000)) - (least & np.uint32(0x7FFF7FFF)))  # no borrow between halves
+    return np.uint32(((word & ~least) | (~(word ^ least) & kept)) & np.uint32(0x80008000))
+
+
+@cuda.jit(device=True)
+def halves_equal(word, other):
+    """Bits 15 and 31: whether each half of a word equals that of `other`."""
+    differ = np.uint32(word ^ other)
+    differ = np.uint32(np.uint32((differ & np.uint32(0x7FFF7FFF)) + np.uint32(0x7FFF7FFF)) | differ)
+    return np.uint32(~differ & np.uint32(0x80008000))
+
+
+@cuda.jit(device=True)
+def interleave(even, odd):
+    """Eight bits from two times four: even ones first."""
+    even, odd = np.uint32((even | (even << 2)) & 0x33), np.uint32((odd | (odd << 2)) & 0x33)
+    even, odd = np.uint32((even | (even << 1)) & 0x55), np.uint32((odd | (odd << 1)) & 0x55)
+    return np.int32(even | (odd << 1))
+
+
+@cuda.jit(device=True)
+def _pair_of_keys(word):
+    # Both halves' keys.
+    negative = np.uint32((word >> np.uint32(15)) & np.uint32(0x00010001))
+    return np.uint32(word ^ np.uint32(np.uint32(negative * np.uint32(0xFFFF)) | np.uint32(0x80008000)))
+
+
+@cuda.jit(device=True)
+def _halves_of_vector(w0, w1, w2, w3, base):
+    least = np.uint32(base | (base << np.uint32(16)))
+    planes = halves_reaching(_pair_of_keys(w0), least)
+    planes = np.uint32((planes >> np.uint32(1)) | halves_reaching(_pair_of_keys(w1), least))
+    planes = np.uint32((planes >> np.uint32(1)) | halves_reaching(_pair_of_keys(w2), least))
+    planes = np.uint32((planes >> np.uint32(1)) | halves_reaching(_pair_of_keys(w3), least))
+    return interleave((planes >> np.uint32(12)) & np.uint32(15), planes >> np.uint32(28))
+
+
+@cuda.jit(device=True)
+def _floats_of_vector(w0, w1, w2, w3, base):
+    mask = np.int32(1 if _key32(w0) >= base else 0) | np.int32(2 if _key32(w1) >= base else 0)
+    return np.int32(mask | np.int32(4 if _key32(w2) >= base else 0) | np.int32(8 if _key32(w3) >= base else 0))
+
+
+@cuda.jit(device=True)
 def _largest_bfloat16(w0, w1, w2, w3):
     pair = max_bfloat16x2(max_bfloat16x2(w0, w1), max_bfloat16x2(w2, w3))
     return _key16(np.uint32(max_bfloat16x2(pair, np.uint32(pair >> np.uint32(16))) & np.uint32(0xFFFF)))
@@ -104,13 +151,14 @@ def _value_float32(key):
 
 _FORMATS = {
     "bfloat16": Format(
-        "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _largest_bfloat16, _value_bfloat16
+        "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _halves_of_vector, _largest_bfloat16, _value_bfloat16
     ),
     "float16": Format(
-        "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _largest_float16, _value_float16
+        "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _halves_of_vector, _largest_float16, _value_float16
     ),
     "float32": Format(
-        "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _largest_float32, _value_float32
+        "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _floats_of_vector, _largest_float32,
+        _value_float32
     ),
 }  # fmt: skip
 

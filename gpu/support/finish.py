@@ -40,12 +40,12 @@ def finish_of(name: str, threads: int) -> Finish:
         warp = cuda.threadIdx.x // WARP
         if cuda.laneid == 0:
             scratch64[warp] = total
-            shared[WORK + warp], shared[WORK + WARP + warp] = np.int32(least), np.int32(arg)
+            shared[np.uint32(WORK + warp)], shared[np.uint32(WORK + WARP + warp)] = np.int32(least), np.int32(arg)
         cuda.syncthreads()
         total, least, arg = np.int64(0), highest, highest
         if cuda.laneid < warps:
-            total, least = np.int64(scratch64[cuda.laneid]), np.uint32(shared[WORK + cuda.laneid])
-            arg = np.uint32(shared[WORK + WARP + cuda.laneid])
+            total, least = np.int64(scratch64[cuda.laneid]), np.uint32(shared[np.uint32(WORK + cuda.laneid)])
+            arg = np.uint32(shared[np.uint32(WORK + WARP + cuda.laneid)])
         return warp_sum64(total), warp_min_u32(least), warp_min_u32(arg)
 
     @cuda.jit(device=True)
@@ -56,18 +56,18 @@ def finish_of(name: str, threads: int) -> Finish:
         end = min(np.int32(start + run), size)
         kept, arg = np.int32(0), highest
         for i in range(start + lane, end, WARP):
-            value = value_of(np.uint32(shared[KEYS + i]))
+            value = value_of(np.uint32(shared[np.uint32(KEYS + i)]))
             if value >= cutoff:
                 kept = np.int32(kept + 1)
             if value == scale.maximum:
-                arg = min(arg, np.uint32(shared[IDS + i]))
+                arg = min(arg, np.uint32(shared[np.uint32(IDS + i)]))
         at, count = offset32(warp_sum_s32(kept), shared[SCRATCHES + 2 * WARP :])
         total, least = np.int64(0), highest
         for begin in range(start, end, WARP):
             i = np.int32(begin + lane)
             taken, key, value = False, np.uint32(0), np.float32(0.0)
             if i < end:
-                key = np.uint32(shared[KEYS + i])
+                key = np.uint32(shared[np.uint32(KEYS + i)])
                 value = value_of(key)
                 taken = value >= cutoff
             votes = np.uint32(cuda.ballot_sync(FULL, taken))
@@ -78,7 +78,7 @@ def finish_of(name: str, threads: int) -> Finish:
                 below = np.uint32(votes & np.uint32((np.uint32(1) << np.uint32(lane)) - np.uint32(1)))
                 to = np.int32(at + cuda.popc(np.int32(below)))
                 if to < capacity:
-                    token_ids[out + to] = np.int32(shared[IDS + i])
+                    token_ids[out + to] = np.int32(shared[np.uint32(IDS + i)])
                     weights[out + to] = mass
             at = np.int32(at + cuda.popc(np.int32(votes)))
         total, least, arg = reduced(total, least, arg, shared, scratch64)

@@ -11,7 +11,8 @@ from numba import cuda
 
 from gpu.device.block import FULL, WARP, block_of, warp_prefix32
 from gpu.device.instructions import load_kept
-from gpu.device.vectors import BINS, format_of, in_row
+from gpu.device.rows import stored_maximum
+from gpu.device.vectors import BINS, format_of, halves_equal, halves_reaching, interleave
 
 CANDIDATES = 3968  # that fit in shared memory
 LISTED = 4096  # granules that can be read again for them
@@ -35,7 +36,8 @@ class Gather(NamedTuple):
 def gather_of(name: str, threads: int) -> Gather:
     """The steps for logits of this dtype."""
     form, block = format_of(name), block_of(threads)
-    lanes, key_of, prefix32, offset32 = form.lanes, form.key, block.prefix32, block.offset32
+    lanes, key_of, reaching_of = form.lanes, form.key, form.reaching
+    prefix32, offset32 = block.prefix32, block.offset32
     per_thread = BINS // threads
     sweep = 8 * WARP  # granules of a warp at a time: four times over, then the next warp's
     batch = 4 * 8 * threads
@@ -46,8 +48,10 @@ def gather_of(name: str, threads: int) -> Gather:
 
     @cuda.jit(device=True)
     def eight(row, granule):
-        inside = min(granule, np.int32(row.num_granules - 1))
-        return load_kept(row.maxima, np.int64((row.maxima_at + inside) >> 3))
+        # Stored maxima; 0, which nothing stores, beyond the row.
+        if granule < row.num_granules:
+            return load_kept(row.maxima, np.int64((row.maxima_at + granule) >> 3))
+        return np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0)
 
     @cuda.jit(device=True)
     def maxima(row, begin):
@@ -80,58 +84,53 @@ def gather_of(name: str, threads: int) -> Gather:
             counts[at + top - i] = 0
         cuda.syncthreads()
 
+    # A thread's 32 stored maxima as bits: word j of sweep i, half h, at 16*h + 4*i + j.
+
     @cuda.jit(device=True)
-    def tally_fine(words, granule, row, slot, shared):
-        # The lower five bits of those of eight stored maxima that lie in the bin.
-        w0, w1, w2, w3 = words
-        for i in range(8):
-            word = (w0 if i < 2 else w1) if i < 4 else (w2 if i < 6 else w3)
-            largest = np.uint32((word >> np.uint32(16)) if i & 1 else (word & np.uint32(0xFFFF)))
-            if np.uint32(largest >> np.uint32(5)) == slot and granule + i < row.num_granules:
-                cuda.atomic.add(shared, WORK + np.int32(largest & np.uint32(31)), 1)
+    def reaching(words, least):
+        mask = np.uint32(0)
+        for four in words:
+            for word in four:
+                mask = np.uint32((mask >> np.uint32(1)) | halves_reaching(word, least))
+        return mask
+
+    @cuda.jit(device=True)
+    def in_bin(words, slot):
+        mask = np.uint32(0)
+        for four in words:
+            for word in four:
+                mask = np.uint32((mask >> np.uint32(1)) | halves_equal(word & np.uint32(0xFFE0FFE0), slot))
+        return mask
 
     @cuda.jit(device=True)
     def refine(row, prefetched, need, shared):
-        slot, above = np.uint32(shared[BOX]), np.int32(shared[BOX + 2])
+        slot, above = np.uint32(shared[BOX] << 5), np.int32(shared[BOX + 2])
         if cuda.threadIdx.x < WARP:
-            shared[WORK + cuda.threadIdx.x] = 0
+            shared[np.uint32(WORK + cuda.threadIdx.x)] = 0
         cuda.syncthreads()
         for begin in range(0, row.num_granules, batch):
-            a, b, c, d = prefetched if begin == 0 else maxima(row, begin)
+            words = prefetched if begin == 0 else maxima(row, begin)
             first = first_granule(begin)
-            tally_fine(a, first, row, slot, shared)
-            tally_fine(b, np.int32(first + sweep), row, slot, shared)
-            tally_fine(c, np.int32(first + 2 * sweep), row, slot, shared)
-            tally_fine(d, np.int32(first + 3 * sweep), row, slot, shared)
+            mask = in_bin(words, np.uint32(slot | (slot << np.uint32(16))))
+            while mask != 0:
+                bit = np.int32(cuda.ffs(np.int32(mask)) - 1)
+                mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
+                granule = np.int32(first + ((bit >> 2) & 3) * sweep + ((bit & 3) << 1) + (bit >> 4))
+                if granule < row.num_granules:
+                    cuda.atomic.add(shared, np.uint32(WORK + (stored_maximum(row, granule) & np.uint32(31))), 1)
         cuda.syncthreads()
         if cuda.threadIdx.x < WARP:
             fine = np.int32(31 - cuda.threadIdx.x)
-            own = np.int32(shared[WORK + fine])
+            own = np.int32(shared[np.uint32(WORK + fine)])
             through = np.int32(warp_prefix32(own) + above)
             if through - own < need <= through:
-                shared[BOX], shared[BOX + 1] = np.int32((np.int32(slot) << 5) + fine), through
+                shared[BOX], shared[BOX + 1] = np.int32(np.int32(slot) + fine), through
         cuda.syncthreads()
-
-    @cuda.jit(device=True)
-    def reaching(word, least):
-        # The two stored maxima of a word, as two bits.
-        low = 1 if (word & np.uint32(0xFFFF)) >= least else 0
-        high = 2 if (word >> np.uint32(16)) >= least else 0
-        return np.int32(low | high)
-
-    @cuda.jit(device=True)
-    def mask_of(words, granule, row, least):
-        # Which of eight granules reach `least`.
-        w0, w1, w2, w3 = words
-        mask = np.int32(reaching(w0, least) | (reaching(w1, least) << 2))
-        mask = np.int32(mask | (reaching(w2, least) << 4) | (reaching(w3, least) << 6))
-        missing = np.int32(granule + 8 - row.num_granules)
-        return mask if missing <= 0 else np.int32(mask & (0xFF >> min(missing, np.int32(8))))
 
     @cuda.jit(device=True)
     def write_list(mask, granule, to, shared):
         while mask != 0 and to < LISTED:
-            shared[WORK + to] = np.int32(granule + cuda.ffs(mask) - 1)
+            shared[np.uint32(WORK + to)] = np.int32(granule + cuda.ffs(mask) - 1)
             mask = np.int32(mask & np.int32(mask - 1))
             to = np.int32(to + 1)
 
@@ -139,11 +138,13 @@ def gather_of(name: str, threads: int) -> Gather:
     def list_granules(row, prefetched, least, shared):
         listed = np.int32(0)
         for begin in range(0, row.num_granules, batch):
-            a, b, c, d = prefetched if begin == 0 else maxima(row, begin)
+            words = prefetched if begin == 0 else maxima(row, begin)
             first = first_granule(begin)
-            m0, m1 = mask_of(a, first, row, least), mask_of(b, np.int32(first + sweep), row, least)
-            m2 = mask_of(c, np.int32(first + 2 * sweep), row, least)
-            m3 = mask_of(d, np.int32(first + 3 * sweep), row, least)
+            mask = reaching(words, np.uint32(least | (least << np.uint32(16))))
+            m0 = interleave(mask & np.uint32(15), (mask >> np.uint32(16)) & np.uint32(15))
+            m1 = interleave((mask >> np.uint32(4)) & np.uint32(15), (mask >> np.uint32(20)) & np.uint32(15))
+            m2 = interleave((mask >> np.uint32(8)) & np.uint32(15), (mask >> np.uint32(24)) & np.uint32(15))
+            m3 = interleave((mask >> np.uint32(12)) & np.uint32(15), mask >> np.uint32(28))
             # Two counts a word: a warp's sweep has at most 256.
             own01 = np.int32(cuda.popc(m0) | (cuda.popc(m1) << 16))
             own23 = np.int32(cuda.popc(m2) | (cuda.popc(m3) << 16))
@@ -165,11 +166,12 @@ def gather_of(name: str, threads: int) -> Gather:
 
     @cuda.jit(device=True)
     def elements(w0, w1, w2, w3, first, vocabulary, base):
-        # Which elements of a vector reach `base`.
-        mask = np.int32(0)
-        for lane in range(lanes):
-            if key_of(w0, w1, w2, w3, lane) >= base and in_row(first, lane, vocabulary):
-                mask |= np.int32(1 << lane)
+        # Which elements of a vector reach `base` and belong to the row.
+        mask = reaching_of(w0, w1, w2, w3, base)
+        if first < 0:
+            mask = np.int32(mask & (-1 << min(np.int32(-first), np.int32(lanes))))
+        if first + lanes > vocabulary:
+            mask = np.int32(mask & ((1 << max(np.int32(vocabulary - first), np.int32(0))) - 1))
         return mask
 
     @cuda.jit(device=True)
@@ -178,8 +180,8 @@ def gather_of(name: str, threads: int) -> Gather:
             lane = np.int32(cuda.ffs(mask) - 1)
             mask = np.int32(mask & np.int32(mask - 1))
             if at < CANDIDATES:
-                shared[KEYS + at] = np.int32(key_of(w0, w1, w2, w3, lane))
-                shared[IDS + at] = np.int32(first + lane)
+                shared[np.uint32(KEYS + at)] = np.int32(key_of(w0, w1, w2, w3, lane))
+                shared[np.uint32(IDS + at)] = np.int32(first + lane)
             at = np.int32(at + 1)
         return at
 
@@ -189,8 +191,8 @@ def gather_of(name: str, threads: int) -> Gather:
         size = np.int32(0)
         for begin in range(0, num_listed, 2 * threads):
             i = np.int32(begin + 2 * cuda.threadIdx.x)
-            g0 = np.int32(shared[WORK + min(i, np.int32(num_listed - 1))])
-            g1 = np.int32(shared[WORK + min(np.int32(i + 1), np.int32(num_listed - 1))])
+            g0 = np.int32(shared[np.uint32(WORK + min(i, np.int32(num_listed - 1)))])
+            g1 = np.int32(shared[np.uint32(WORK + min(np.int32(i + 1), np.int32(num_listed - 1)))])
             v0, v1 = np.int64(row.first_vector + 2 * g0), np.int64(row.first_vector + 2 * g1)
             a0, a1, a2, a3 = load_kept(row.words, v0)
             b0, b1, b2, b3 = load_kept(row.words, np.int64(v0 + 1))

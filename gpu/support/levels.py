@@ -43,16 +43,19 @@ def _add_mass(shared, slot, mass):
     # A 64-bit shared atomic is a loop; two 32-bit ones with a carry aren't.
     low = np.int32(np.int64(np.int64(mass) & np.int64(0xFFFFFFFF)))
     high = np.int32(np.int64(mass) >> np.int64(32))
-    before = np.uint32(cuda.atomic.add(shared, WORK + SLOTS + slot, low))
+    before = np.uint32(cuda.atomic.add(shared, np.uint32(WORK + SLOTS + slot), low))
     if np.uint32(before + np.uint32(low)) < before:
         high = np.int32(high + 1)
     if high != 0:
-        cuda.atomic.add(shared, WORK + 2 * SLOTS + slot, high)
+        cuda.atomic.add(shared, np.uint32(WORK + 2 * SLOTS + slot), high)
 
 
 @cuda.jit(device=True)
 def _mass_at(shared, slot):
-    high, low = np.int64(shared[WORK + 2 * SLOTS + slot]), np.int64(np.uint32(shared[WORK + SLOTS + slot]))
+    high, low = (
+        np.int64(shared[np.uint32(WORK + 2 * SLOTS + slot)]),
+        np.int64(np.uint32(shared[np.uint32(WORK + SLOTS + slot)])),
+    )
     return np.int64((high << np.int64(32)) + low)
 
 
@@ -82,17 +85,17 @@ def levels_of(name: str, threads: int) -> Levels:
     def add(key, low, high, shift, scale, shared):
         if low <= key <= high:
             slot = np.int32(np.uint32(key - low) >> shift)
-            cuda.atomic.add(shared, WORK + slot, 1)
+            cuda.atomic.add(shared, np.uint32(WORK + slot), 1)
             _add_mass(shared, slot, weight(value_of(key), scale.maximum, scale.c_hi, scale.c_lo))
 
     @cuda.jit(device=True)
     def tally(row, size, low, high, shift, scale, shared):
         for i in range(cuda.threadIdx.x, 3 * SLOTS, threads):
-            shared[WORK + i] = 0
+            shared[np.uint32(WORK + i)] = 0
         cuda.syncthreads()
         if size >= 0:
             for i in range(cuda.threadIdx.x, size, threads):
-                add(np.uint32(shared[KEYS + i]), low, high, shift, scale, shared)
+                add(np.uint32(shared[np.uint32(KEYS + i)]), low, high, shift, scale, shared)
         else:
             least = np.uint32(low >> to_stored)
             for vector in range(cuda.threadIdx.x, 2 * row.num_granules, threads):
@@ -110,7 +113,7 @@ def levels_of(name: str, threads: int) -> Levels:
         top = np.int32(SLOTS - 1 - per_thread * cuda.threadIdx.x)
         count, mass = np.int32(0), np.int64(0)
         for i in range(per_thread):
-            count = np.int32(count + shared[WORK + top - i])
+            count = np.int32(count + shared[np.uint32(WORK + top - i)])
             mass = np.int64(mass + _mass_at(shared, top - i))
         return top, count, mass
 
@@ -119,12 +122,15 @@ def levels_of(name: str, threads: int) -> Levels:
         # box: the slot of the k-th, what is above it; scratch64 past the warps: the mass down to it.
         if count_before < k <= count_before + own:
             slot = top
-            count, mass = np.int32(count_before + shared[WORK + slot]), np.int64(mass_before + _mass_at(shared, slot))
+            count, mass = (
+                np.int32(count_before + shared[np.uint32(WORK + slot)]),
+                np.int64(mass_before + _mass_at(shared, slot)),
+            )
             while count < k:
                 slot = np.int32(slot - 1)
-                count = np.int32(count + shared[WORK + slot])
+                count = np.int32(count + shared[np.uint32(WORK + slot)])
                 mass = np.int64(mass + _mass_at(shared, slot))
-            shared[BOX], shared[BOX + 1] = slot, np.int32(count - shared[WORK + slot])
+            shared[BOX], shared[BOX + 1] = slot, np.int32(count - shared[np.uint32(WORK + slot)])
             scratch64[WARP], scratch64[WARP + 1] = mass, np.int64(mass - _mass_at(shared, slot))
 
     @cuda.jit(device=True)

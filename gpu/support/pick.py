@@ -96,6 +96,7 @@ def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> K
         reach = np.int32(shared[BOX + 1])
         if least == _POSITIVE_ZERO:  # the two zeros are one value
             least = _NEGATIVE_ZERO
+        least = max(least, np.uint32(1))
         base = max(np.uint32(least << to_stored), np.uint32(minus_inf + 1))
         size = np.int32(-1)
         if need > 0 and reach <= LISTED:

@@ -59,7 +59,7 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
         warp_largest = cuda.shared.array(WARP, types.uint32)
         thread, chunk, row = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
         for i in range(per_thread):
-            bins[i * threads + thread] = 0
+            bins[np.uint32(i * threads + thread)] = 0
         start = row_start(row, width, request_step, row_step, skew)
         head = np.int32(start % granule)
         first_vector = np.int64(start // granule) * 2
@@ -82,9 +82,9 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
         granule0 = np.int32((v0 if even else v1) >> 1)
         granule1 = np.int32((v2 if even else v3) >> 1)
         if granule0 < num_granules:
-            cuda.atomic.add(bins, np.int32(largest0 >> to_bin), np.int32(1))
+            cuda.atomic.add(bins, np.uint32(largest0 >> to_bin), np.int32(1))
         if granule1 < num_granules:
-            cuda.atomic.add(bins, np.int32(largest1 >> to_bin), np.int32(1))
+            cuda.atomic.add(bins, np.uint32(largest1 >> to_bin), np.int32(1))
         out = np.int64(row) * np.int64(chunks * (chunk_vectors // 2))
         maxima[out + granule0] = np.uint16(largest0 >> to_stored)
         maxima[out + granule1] = np.uint16(largest1 >> to_stored)
@@ -93,7 +93,7 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
             warp_largest[thread // WARP] = largest
         cuda.syncthreads()
         for i in range(per_thread):
-            count = bins[i * threads + thread]
+            count = bins[np.uint32(i * threads + thread)]
             if count > 0:
                 add_at(counts, np.int64(row) * BINS + i * threads + thread, count)
         if thread < WARP:
