@@ -12,7 +12,8 @@ from gpu.device.launch import Kernel, pointer_to
 from gpu.device.policy import SUPPORT_TYPES, log_scale, open_policy
 from gpu.verification.chain import LOGIT_TYPES
 
-THREADS = 256
+THREADS = 512
+_ROW = 1 << 40  # one row, in a sum of rows and entries
 _OK, _OVERFLOW, _INVALID = np.uint8(statuses.OK), np.uint8(statuses.OVERFLOW), np.uint8(statuses.INVALID)
 
 CAPTURE_TYPES = (
@@ -37,7 +38,8 @@ def _packed(row, width, wanted, num_committed, count, max_support):
 @lru_cache
 def capture_kernel(name: str, threads: int = THREADS) -> Kernel:
     """The kernel for logits of this dtype; its grid is (rows,)."""
-    pack_row, sum64 = pack_of(name, threads), block_of(threads).sum64
+    first_entry, pack_row = pack_of(name, threads)
+    sum64 = block_of(threads).sum64
 
     @cuda.jit(device=True)
     def close_request(
@@ -65,15 +67,28 @@ def capture_kernel(name: str, threads: int = THREADS) -> Kernel:
         shared = cuda.shared.array(WARP, int32)
         scratch64 = cuda.shared.array(WARP, int64)
         index, thread = cuda.blockIdx.x, cuda.threadIdx.x
-        rows, entries = np.int64(0), np.int64(0)
-        for other in range(thread, index, threads):
-            if _packed(other, width, wanted, num_committed, count, max_support):
-                rows, entries = np.int64(rows + 1), np.int64(entries + count[other])
-        packed = _packed(index, width, wanted, num_committed, count, max_support)
+        sums, too_large = np.int64(0), np.int32(0)
+        for other in range(thread, index + 1, threads):
+            if wanted[other // width] != 0 and other % width < num_committed[other // width]:
+                size = np.int32(count[other])
+                if size > max_support:
+                    too_large = np.int32(1)
+                if other < index:
+                    sums = np.int64(sums + _ROW + size)
         policy = open_policy(index, status, maximum, cutoff, total, count, argmax, greedy, temperature)
-        rows = sum64(rows, scratch64)
-        cuda.syncthreads()
-        entries = sum64(entries, scratch64)
+        packed = wanted[index // width] != 0 and index % width < num_committed[index // width]
+        scale = log_scale(policy)
+        first = first_entry(
+            policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, packed
+        )
+        if cuda.syncthreads_or(too_large) != 0:  # rare: look at what lies before each row in its request
+            sums = np.int64(0)
+            for other in range(thread, index, threads):
+                if _packed(other, width, wanted, num_committed, count, max_support):
+                    sums = np.int64(sums + _ROW + count[other])
+            packed = _packed(index, width, wanted, num_committed, count, max_support)
+        sums = sum64(sums, scratch64)
+        rows, entries = np.int64(sums // _ROW), np.int64(sums % _ROW)
         request = np.int32(index // width)
         if thread == 0:
             reached = wanted[request] != 0 and index % width < num_committed[request]
@@ -94,7 +109,7 @@ def capture_kernel(name: str, threads: int = THREADS) -> Kernel:
                 row_start_of[num_requests] = num_packed
         if packed and entries + policy.count <= room:
             pack_row(
-                policy, log_scale(policy), index, words, skew, width, request_step, row_step, vocabulary, token_ids,
+                first, policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids,
                 capacity, out_ids, out_logprobs, entries, shared,
             )  # fmt: skip
 

@@ -15,10 +15,11 @@ from gpu.device.vectors import element_of, format_of, in_row, row_start
 
 @lru_cache
 def pack_of(name: str, threads: int) -> Any:
-    """A device function that packs one row, for logits of this dtype.
+    """Two device functions that pack one row, for logits of this dtype; `index` counts rows from 0.
 
-    (policy, row, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity, out_ids, out_logprobs,
-    at, shared): row counts from 0; shared: int32, an element for each warp.
+    (policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, wanted) -> first entry
+    (first entry, policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity,
+    out_ids, out_logprobs, at, shared): writes all from `at` on; shared: int32, an element for each warp
     """
     form, block = format_of(name), block_of(threads)
     lanes, key_of, value_of = form.lanes, form.key, form.value
@@ -26,12 +27,12 @@ def pack_of(name: str, threads: int) -> Any:
     granule = 2 * lanes
 
     @cuda.jit(device=True)
-    def pack_entries(words, start, policy, scale, token_ids, entries_at, out_ids, out_logprobs, at):
-        for i in range(cuda.threadIdx.x, policy.count, threads):
-            token = np.int32(token_ids[entries_at + i])
-            x = element(words, np.int64(start + token))
-            out_ids[at + i] = token
-            out_logprobs[at + i] = log_probability_under(policy, x, scale)
+    def entry(words, start, policy, scale, token_ids, i):
+        # Token id and log-probability of an entry; -1 beyond the last.
+        if i < 0:
+            return np.int32(-1), np.float32(0.0)
+        token = np.int32(token_ids[i])
+        return token, log_probability_under(policy, element(words, np.int64(start + token)), scale)
 
     @cuda.jit(device=True)
     def pack_walked(row, policy, scale, out_ids, out_logprobs, at, shared):
@@ -58,15 +59,28 @@ def pack_of(name: str, threads: int) -> Any:
             cuda.syncthreads()
 
     @cuda.jit(device=True)
+    def first_entry(policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, wanted):
+        # This thread's first entry: it needs no place yet, so it is read while the block adds up.
+        start = row_start(index, width, request_step, row_step, skew)
+        inside = wanted and cuda.threadIdx.x < policy.count and policy.count <= capacity
+        i = np.int64(index) * capacity + cuda.threadIdx.x if inside else np.int64(-1)
+        return entry(words, start, policy, scale, token_ids, i)
+
+    @cuda.jit(device=True)
     def pack_row(
-        policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity,
+        first, policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity,
         out_ids, out_logprobs, at, shared,
     ):  # fmt: skip
-        if policy.count <= capacity:
-            start = row_start(index, width, request_step, row_step, skew)
-            pack_entries(words, start, policy, scale, token_ids, np.int64(index) * capacity, out_ids, out_logprobs, at)
-        else:
+        if policy.count > capacity:
             row = open_row(index, words, skew, width, request_step, row_step, vocabulary, words, 0, granule)
             pack_walked(row, policy, scale, out_ids, out_logprobs, at, shared)
+            return
+        if cuda.threadIdx.x < policy.count:
+            out_ids[at + cuda.threadIdx.x], out_logprobs[at + cuda.threadIdx.x] = first
+        start = row_start(index, width, request_step, row_step, skew)
+        for i in range(cuda.threadIdx.x + threads, policy.count, threads):
+            out_ids[at + i], out_logprobs[at + i] = entry(
+                words, start, policy, scale, token_ids, np.int64(index) * capacity + i
+            )
 
-    return pack_row
+    return first_entry, pack_row

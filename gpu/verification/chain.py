@@ -16,7 +16,7 @@ from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
 from gpu.verification.draw import Law, draw_of
 
-THREADS = 256
+THREADS = 512
 _SCRATCH64 = 33
 _OK, _INVALID = np.uint8(statuses.OK), np.uint8(statuses.INVALID)
 _ACCEPTED, _DRAWN, _BAD = 0, 1, 2
@@ -67,6 +67,7 @@ def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) 
         policy = open_policy(
             first_row + min(i, width - 1), status, maximum, cutoff, total, count, argmax, greedy, temperature
         )
+        scale = log_scale(policy)  # early: it hides behind the loads
         if i <= drafts and i < width:
             decision = np.int32(_DRAWN) if policy.valid else np.int32(_BAD)
             if policy.valid and i < drafts:
@@ -128,7 +129,7 @@ def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) 
             if draft >= 0 and i <= last:
                 start = row_start(first_row + i, width, request_step, row_step, skew)
                 x = element(words, np.int64(start + draft))
-                logprobs[out] = log_probability_under(policy, x, log_scale(policy))
+                logprobs[out] = log_probability_under(policy, x, scale)
         if i == 0:
             num_accepted[request] = last
             num_committed[request] = last + (1 if token >= 0 else 0)
