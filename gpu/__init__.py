@@ -10,7 +10,7 @@ uniforms         Philox numbers of a seed and a position
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits
-from gpu.capture import Capture, capture_masks, pack_masks
+from gpu.capture import Capture, capture_masks, pack_masks, verify_and_capture
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
@@ -41,5 +41,6 @@ __all__ = [
     "select_support",
     "top_logprobs",
     "uniforms",
+    "verify_and_capture",
     "verify_chain",
 ]

@@ -3,5 +3,6 @@
 from gpu.capture.masks import capture_masks
 from gpu.capture.packing import pack_masks
 from gpu.capture.record import Capture
+from gpu.capture.together import verify_and_capture
 
-__all__ = ["Capture", "capture_masks", "pack_masks"]
+__all__ = ["Capture", "capture_masks", "pack_masks", "verify_and_capture"]

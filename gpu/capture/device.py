@@ -3,13 +3,15 @@
 import numpy as np
 
 from gpu.arrays import Array
+from gpu.capture.fused import MAX_WIDTH, fused_kernel
 from gpu.capture.kernel import capture_kernel
 from gpu.capture.record import Capture
 from gpu.device.launch import pointer
-from gpu.device.memory import check_device, device_logits, empty
+from gpu.device.memory import check_device, device_logits, empty, zeros
 from gpu.device.policy import support_arguments
 from gpu.support import Support, check_support
 from gpu.verification import Verdict
+from gpu.verification.device import request_arguments, verdict_arguments, verify
 
 
 def allocate(batch: int, width: int, room: int) -> Capture:
@@ -22,6 +24,7 @@ def allocate(batch: int, width: int, room: int) -> Capture:
         offsets=empty((batch * width + 1,), np.int64),
         token_ids=empty((room,), np.int32),
         logprobs=empty((room,), np.float32),
+        progress=zeros((batch + 2,), np.int64),
     )
 
 
@@ -63,3 +66,35 @@ def capture(
         *capture_arguments(wanted, max_support, out),
     )  # fmt: skip
     return out
+
+
+def verify_and_capture(
+    logits: Array,
+    support: Support,
+    draft_tokens: Array,
+    num_drafts: Array,
+    accept_uniforms: Array,
+    draw_uniforms: Array,
+    wanted: Array,
+    max_support: int,
+    draft_probs: Array | None,
+    thresholds: tuple[float, float],
+    out: tuple[Verdict, Capture] | None,
+) -> tuple[Verdict, Capture]:
+    """verify_and_capture of CuPy arrays: one launch up to MAX_WIDTH rows a request, else two."""
+    batch, width = logits.shape[:2]
+    verdict, captured = out or (None, None)
+    coins = draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs
+    if width > MAX_WIDTH or batch == 0:
+        verdict = verify(logits, support, *coins, *thresholds, verdict)
+        return verdict, capture(logits, support, verdict, wanted, max_support, captured)
+    rows = device_logits(logits, 3)
+    check_device("wanted", wanted, np.bool_, (batch,))
+    verdict, request, proposal_name = request_arguments(rows, logits, support, *coins, *thresholds, verdict)
+    captured = check_capture(captured, batch, width, batch * width * min(max_support, rows.vocabulary))
+    fused_kernel(rows.form.name, proposal_name).launch(
+        (batch,),
+        *rows.arguments, *support_arguments(support), *request, *verdict_arguments(verdict),
+        batch, pointer(captured.progress), *capture_arguments(wanted, max_support, captured),
+    )  # fmt: skip
+    return verdict, captured

@@ -14,25 +14,13 @@ from gpu.device.vectors import element_of, format_of, in_row, row_start
 
 
 @lru_cache
-def pack_of(name: str, threads: int) -> Any:
-    """Two device functions that pack one row, for logits of this dtype; `index` counts rows from 0.
+def walk_of(name: str, threads: int) -> Any:
+    """A device function that packs a row by walking it, for one that carries no entries.
 
-    (policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, wanted) -> first entry
-    (first entry, policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity,
-    out_ids, out_logprobs, at, shared): writes all from `at` on; shared: int32, an element for each warp
+    (row, policy, scale, out_ids, out_logprobs, at, scratch): scratch is shared int32, an element for each warp.
     """
-    form, block = format_of(name), block_of(threads)
+    form, prefix32 = format_of(name), block_of(threads).prefix32
     lanes, key_of, value_of = form.lanes, form.key, form.value
-    element, prefix32 = element_of(name), block.prefix32
-    granule = 2 * lanes
-
-    @cuda.jit(device=True)
-    def entry(words, start, policy, scale, token_ids, i):
-        # Token id and log-probability of an entry; -1 beyond the last.
-        if i < 0:
-            return np.int32(-1), np.float32(0.0)
-        token = np.int32(token_ids[i])
-        return token, log_probability_under(policy, element(words, np.int64(start + token)), scale)
 
     @cuda.jit(device=True)
     def pack_walked(row, policy, scale, out_ids, out_logprobs, at, shared):
@@ -57,6 +45,27 @@ def pack_of(name: str, threads: int) -> Any:
                 to = np.int64(to + 1)
             at = np.int64(at + total)
             cuda.syncthreads()
+
+    return pack_walked
+
+
+@lru_cache
+def pack_of(name: str, threads: int) -> Any:
+    """Two device functions that pack one row, for logits of this dtype; `index` counts rows from 0.
+
+    (policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, wanted) -> first entry
+    (first entry, policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity,
+    out_ids, out_logprobs, at, shared): writes all from `at` on; shared: int32, an element for each warp
+    """
+    granule, element, pack_walked = 2 * format_of(name).lanes, element_of(name), walk_of(name, threads)
+
+    @cuda.jit(device=True)
+    def entry(words, start, policy, scale, token_ids, i):
+        # Token id and log-probability of an entry; -1 beyond the last.
+        if i < 0:
+            return np.int32(-1), np.float32(0.0)
+        token = np.int32(token_ids[i])
+        return token, log_probability_under(policy, element(words, np.int64(start + token)), scale)
 
     @cuda.jit(device=True)
     def first_entry(policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, wanted):

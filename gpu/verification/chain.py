@@ -1,10 +1,11 @@
-"""The verification kernel: a block a request.
+"""Verification on a device, and the kernel that does only that: a block a request.
 
 A thread tests each row's draft at once; the first row that doesn't accept ends the round, and the block draws its
 token. Rows behind it are never drawn.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numba import cuda, float32, float64, int32, int64, types, void
@@ -17,7 +18,7 @@ from gpu.device.vectors import element_of, format_of, row_start
 from gpu.verification.draw import Law, draw_of
 
 THREADS = 512
-_SCRATCH64 = 33
+SCRATCH64 = 33  # int64 of shared memory
 _OK, _INVALID = np.uint8(statuses.OK), np.uint8(statuses.INVALID)
 _ACCEPTED, _DRAWN, _BAD = 0, 1, 2
 
@@ -33,8 +34,12 @@ LOGIT_TYPES = (pointer_to(types.uint32), int32, int32, int64, int64, int32)
 
 
 @lru_cache
-def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -> Kernel:
-    """The kernel for logits and draft probabilities of these dtypes (None: no proposals); its grid is (requests,)."""
+def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
+    """A device function that verifies one request and writes its verdict, for logits and draft probabilities.
+
+    (request, shared, scratch64, arguments of the kernel) -> rows committed, whether the request is OK, the policy and
+    the log scale of this thread's row. shared: int32 [8], scratch64: int64 [SCRATCH64].
+    """
     granule = 2 * format_of(name).lanes
     element, draft_prob_of = element_of(name), element_of(proposal_name or "float32")
     proposes = proposal_name is not None
@@ -46,7 +51,9 @@ def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) 
         mass = np.float64(weight_under(policy, draft, x))
         return uniform * draft_prob * threshold_acc * total < mass or mass >= threshold_single * total
 
-    def verify(
+    @cuda.jit(device=True)
+    def settle(
+        request, shared, scratch64,
         words, skew, width, request_step, row_step, vocabulary,
         status, maximum, cutoff, total, count, argmax, greedy, temperature, token_ids, weights, segments, capacity,
         num_segments,
@@ -54,9 +61,7 @@ def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) 
         proposal_row_step, threshold_single, threshold_acc,
         num_accepted, num_committed, tokens, logprobs, verdict_status, error_row,
     ):  # fmt: skip
-        shared = cuda.shared.array(8, int32)
-        scratch64 = cuda.shared.array(_SCRATCH64, int64)
-        request, i = cuda.blockIdx.x, cuda.threadIdx.x
+        i = cuda.threadIdx.x
         first_row = np.int64(request) * width
         drafts = np.int32(num_drafts[request])
         if i == 0:
@@ -130,11 +135,41 @@ def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) 
                 start = row_start(first_row + i, width, request_step, row_step, skew)
                 x = element(words, np.int64(start + draft))
                 logprobs[out] = log_probability_under(policy, x, scale)
+        good = token >= 0
+        committed = np.int32(last + (1 if good else 0))
         if i == 0:
-            num_accepted[request] = last
-            num_committed[request] = last + (1 if token >= 0 else 0)
-            verdict_status[request] = _OK if token >= 0 else _INVALID
-            error_row[request] = -1 if token >= 0 else last
+            num_accepted[request], num_committed[request] = last, committed
+            verdict_status[request] = _OK if good else _INVALID
+            error_row[request] = -1 if good else last
+        return committed, good, policy, scale
+
+    return settle
+
+
+@lru_cache
+def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -> Kernel:
+    """The kernel for logits and draft probabilities of these dtypes (None: no proposals); its grid is (requests,)."""
+    settle = settle_of(name, proposal_name, threads)
+
+    def verify(
+        words, skew, width, request_step, row_step, vocabulary,
+        status, maximum, cutoff, total, count, argmax, greedy, temperature, token_ids, weights, segments, capacity,
+        num_segments,
+        draft_tokens, num_drafts, accept_uniforms, draw_uniforms, proposal, proposal_skew, proposal_step,
+        proposal_row_step, threshold_single, threshold_acc,
+        num_accepted, num_committed, tokens, logprobs, verdict_status, error_row,
+    ):  # fmt: skip
+        shared = cuda.shared.array(8, int32)
+        scratch64 = cuda.shared.array(SCRATCH64, int64)
+        settle(
+            cuda.blockIdx.x, shared, scratch64,
+            words, skew, width, request_step, row_step, vocabulary,
+            status, maximum, cutoff, total, count, argmax, greedy, temperature, token_ids, weights, segments, capacity,
+            num_segments,
+            draft_tokens, num_drafts, accept_uniforms, draw_uniforms, proposal, proposal_skew, proposal_step,
+            proposal_row_step, threshold_single, threshold_acc,
+            num_accepted, num_committed, tokens, logprobs, verdict_status, error_row,
+        )  # fmt: skip
 
     signature = void(*LOGIT_TYPES, *SUPPORT_TYPES, *REQUEST_TYPES, *VERDICT_TYPES)
     return Kernel(verify, signature, threads)

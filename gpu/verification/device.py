@@ -1,13 +1,15 @@
 """Chain verification on a device: one launch, no synchronisation."""
 
+from typing import Any
+
 import numpy as np
 
 from gpu.arrays import Array
 from gpu.device.launch import pointer
-from gpu.device.memory import check_device, device_logits, empty
+from gpu.device.memory import DeviceLogits, check_device, device_logits, empty
 from gpu.device.policy import support_arguments
 from gpu.support import Support, check_support
-from gpu.verification.chain import verify_kernel
+from gpu.verification.chain import THREADS, verify_kernel
 from gpu.verification.record import Verdict
 
 
@@ -21,6 +23,53 @@ def allocate(batch: int, width: int) -> Verdict:
         status=empty((batch,), np.uint8),
         error_row=empty((batch,), np.int32),
     )
+
+
+def verdict_arguments(verdict: Verdict) -> tuple[Any, ...]:
+    """A verdict as the arguments of a kernel."""
+    return (
+        pointer(verdict.num_accepted), pointer(verdict.num_committed), pointer(verdict.tokens),
+        pointer(verdict.logprobs), pointer(verdict.status), pointer(verdict.error_row),
+    )  # fmt: skip
+
+
+def request_arguments(
+    rows: DeviceLogits,
+    logits: Array,
+    support: Support,
+    draft_tokens: Array,
+    num_drafts: Array,
+    accept_uniforms: Array,
+    draw_uniforms: Array,
+    draft_probs: Array | None,
+    threshold_single: float,
+    threshold_acc: float,
+    out: Verdict | None,
+) -> tuple[Verdict, tuple[Any, ...], str | None]:
+    """Room for the verdict, what verification reads as the arguments of a kernel, the dtype of the proposals."""
+    batch, width = logits.shape[:2]
+    check_support(support, batch * width)
+    check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
+    check_device("num_drafts", num_drafts, np.int32, (batch,))
+    check_device("accept_uniforms", accept_uniforms, np.float64, (batch, width))
+    check_device("draw_uniforms", draw_uniforms, np.float64, (batch, width))
+    if draft_probs is not None and draft_probs.shape != (batch, width - 1, rows.vocabulary):
+        raise ValueError(f"draft_probs={draft_probs.shape}, expected shape {(batch, width - 1, rows.vocabulary)}")
+    if not 1 <= width <= THREADS:
+        raise ValueError(f"width={width}, expected 1..{THREADS} rows a request on a device")
+    if out is None:
+        out = allocate(batch, width)
+    elif out.tokens.shape != (batch, width):
+        raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
+    proposal = device_logits(draft_probs, 3, "draft_probs") if draft_probs is not None and width > 1 else None
+    of_proposal = (rows.words, 0, 0, 0)
+    if proposal:
+        of_proposal = (proposal.words, proposal.skew, proposal.request_step, proposal.row_step)
+    arguments = (
+        pointer(draft_tokens), pointer(num_drafts), pointer(accept_uniforms), pointer(draw_uniforms), *of_proposal,
+        threshold_single, threshold_acc,
+    )  # fmt: skip
+    return out, arguments, proposal.form.name if proposal else None
 
 
 def verify(
@@ -37,33 +86,12 @@ def verify(
 ) -> Verdict:
     """verify_chain of CuPy arrays."""
     rows = device_logits(logits, 3)
-    batch, width = logits.shape[:2]
-    check_support(support, batch * width)
-    check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
-    check_device("num_drafts", num_drafts, np.int32, (batch,))
-    check_device("accept_uniforms", accept_uniforms, np.float64, (batch, width))
-    check_device("draw_uniforms", draw_uniforms, np.float64, (batch, width))
-    if draft_probs is not None and draft_probs.shape != (batch, width - 1, rows.vocabulary):
-        raise ValueError(f"draft_probs={draft_probs.shape}, expected shape {(batch, width - 1, rows.vocabulary)}")
-    proposal = device_logits(draft_probs, 3, "draft_probs") if draft_probs is not None and width > 1 else None
-    kernel = verify_kernel(rows.form.name, proposal.form.name if proposal else None)
-    if not 1 <= width <= kernel.threads:
-        raise ValueError(f"width={width}, expected 1..{kernel.threads} rows a request on a device")
-    if out is None:
-        out = allocate(batch, width)
-    elif out.tokens.shape != (batch, width):
-        raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
-    if batch == 0:
-        return out
-    of_proposal = (rows.words, 0, 0, 0)
-    if proposal:
-        of_proposal = (proposal.words, proposal.skew, proposal.request_step, proposal.row_step)
-    kernel.launch(
-        (batch,),
-        *rows.arguments, *support_arguments(support),
-        pointer(draft_tokens), pointer(num_drafts), pointer(accept_uniforms), pointer(draw_uniforms), *of_proposal,
-        threshold_single, threshold_acc,
-        pointer(out.num_accepted), pointer(out.num_committed), pointer(out.tokens), pointer(out.logprobs),
-        pointer(out.status), pointer(out.error_row),
+    out, request, proposal_name = request_arguments(
+        rows, logits, support, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs,
+        threshold_single, threshold_acc, out,
     )  # fmt: skip
+    if logits.shape[0]:
+        verify_kernel(rows.form.name, proposal_name).launch(
+            (logits.shape[0],), *rows.arguments, *support_arguments(support), *request, *verdict_arguments(out)
+        )
     return out
