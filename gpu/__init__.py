@@ -10,7 +10,7 @@ uniforms         Philox numbers of a seed and a position
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits
-from gpu.capture import Capture, capture_masks, pack_masks, verify_and_capture
+from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks, verify_and_capture
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
@@ -31,6 +31,7 @@ __all__ = [
     "Capture",
     "History",
     "LogitBias",
+    "RoundBuffer",
     "Support",
     "Verdict",
     "adjust_logits",

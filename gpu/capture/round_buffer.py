@@ -1,0 +1,105 @@
+"""The results of a round in one buffer on the device, which one asynchronous copy brings to the host.
+
+A decoding loop works one round behind: it sends a round's results when its kernels are queued, and receives those of
+the round before while the device goes on.
+
+    buffer = RoundBuffer(batch, width, room)
+    verify_and_capture(..., out=buffer.out)     # in a CUDA graph, if wanted, with buffer.send(slot)
+    buffer.send(slot)
+    verdict, capture = buffer.receive(slot)     # waits for that copy only
+"""
+
+from typing import Any
+
+import numpy as np
+
+from gpu.capture.record import Capture
+from gpu.verification import Verdict
+
+_ALIGNED = 256  # bytes
+
+
+class RoundBuffer:
+    """Room for the Verdict and the Capture of B requests of W rows, on the device and in pinned memory."""
+
+    def __init__(self, batch: int, width: int, room: int, num_slots: int = 2):
+        """room: entries of all masks together; num_slots: pinned copies, used in turn. ValueError if not positive."""
+        import cupy
+        import cupyx
+
+        for name, value in (("batch", batch), ("width", width), ("room", room), ("num_slots", num_slots)):
+            if value < 1:
+                raise ValueError(f"{name}={value}, expected at least 1")
+        self.room = room
+        rows = batch * width
+        self._fields: dict[str, tuple[tuple[int, ...], type]] = {
+            "num_accepted": ((batch,), np.int32),
+            "num_committed": ((batch,), np.int32),
+            "tokens": ((batch, width), np.int32),
+            "token_logprobs": ((batch, width), np.float32),
+            "verdict_status": ((batch,), np.uint8),
+            "error_row": ((batch,), np.int32),
+            "status": ((batch,), np.uint8),
+            "failed_row": ((batch,), np.int32),
+            "counts": ((batch, width), np.int32),
+            "row_start": ((batch + 1,), np.int64),
+            "offsets": ((rows + 1,), np.int64),
+            "token_ids": ((room,), np.int32),
+            "logprobs": ((room,), np.float32),
+        }
+        self._begin, size = {}, 0
+        for name, (shape, dtype) in self._fields.items():
+            self._begin[name] = size
+            size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
+        self._device = cupy.zeros(size, np.uint8)
+        self._hosts = [cupyx.empty_pinned((size,), np.uint8) for _ in range(num_slots)]
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(num_slots)]
+        self.out: tuple[Verdict, Capture] = self._records(self._device, cupy.zeros(batch + 2, np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one copy moves."""
+        return self._device.nbytes
+
+    def send(self, slot: int = 0) -> None:
+        """Queue the copy of the device's results to a slot, on CuPy's current stream."""
+        host = self._hosts[slot]
+        self._device.data.copy_to_host_async(host.ctypes.data, host.nbytes)
+        self._events[slot].record()
+
+    def receive(self, slot: int = 0) -> tuple[Verdict, Capture]:
+        """Wait for the slot's copy and return it as NumPy views, the capture cut to the size that it has.
+
+        The views are overwritten by the next send to this slot. ValueError if the masks didn't fit the room; the
+        device still has all, so pack_masks or a larger RoundBuffer can take them.
+        """
+        self._events[slot].synchronize()
+        return self.view(slot)
+
+    def view(self, slot: int = 0) -> tuple[Verdict, Capture]:
+        """receive without waiting: for a caller who knows that the copy is done (the end of a graph, say)."""
+        verdict, capture = self._records(self._hosts[slot], None)
+        num_rows = int(capture.row_start[-1])
+        needed = int(capture.offsets[num_rows])
+        if needed > self.room:
+            raise ValueError(f"room={self.room}, expected at least {needed} entries for the masks of this round")
+        return verdict, Capture(
+            capture.status, capture.failed_row, capture.counts, capture.row_start, capture.offsets[: num_rows + 1],
+            capture.token_ids[:needed], capture.logprobs[:needed],
+        )  # fmt: skip
+
+    def _records(self, buffer: Any, progress: Any) -> tuple[Verdict, Capture]:
+        views = {}
+        for name, (shape, dtype) in self._fields.items():
+            begin = self._begin[name]
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            views[name] = buffer[begin : begin + nbytes].view(dtype).reshape(shape)
+        verdict = Verdict(
+            views["num_accepted"], views["num_committed"], views["tokens"], views["token_logprobs"],
+            views["verdict_status"], views["error_row"],
+        )  # fmt: skip
+        capture = Capture(
+            views["status"], views["failed_row"], views["counts"], views["row_start"], views["offsets"],
+            views["token_ids"], views["logprobs"], progress,
+        )  # fmt: skip
+        return verdict, capture
