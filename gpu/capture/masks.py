@@ -22,7 +22,7 @@ def capture_masks(
 
     On a device the arrays have a fixed size, room for every row at its largest, and `offsets` repeats the total past
     the last row; out: a Capture whose memory is used again, perhaps with less room. Offsets are true in any case: a
-    row that ends beyond the room isn't written, and pack_masks writes all to a larger one.
+    row that ends beyond the room isn't written, and a call without `out` writes all again.
     """
     if max_support < 1:
         raise ValueError(f"max_support={max_support}, expected at least 1")

@@ -71,7 +71,7 @@ class RoundBuffer:
         """Wait for the slot's copy and return it as NumPy views, the capture cut to the size that it has.
 
         The views are overwritten by the next send to this slot. ValueError if the masks didn't fit the room; the
-        device still has all, so pack_masks or a larger RoundBuffer can take them.
+        device still has all: capture_masks without `out` writes them again.
         """
         self._events[slot].synchronize()
         return self.view(slot)
