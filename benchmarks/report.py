@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -11,28 +12,48 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    "torch", "transformers", "tokenizers", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x",
+    "flashinfer-python", "apache-tvm-ffi",
+)  # fmt: skip
 
 
-def write(name: str, figures: dict[str, Any]) -> Path:
-    """Write `figures` with machine, versions and commit to results/<name>.json."""
-    from pipeline.provenance import package_versions
-
-    path = RESULTS / f"{name}.json"
+def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write `figures` with machine, versions and commit to <folder>/<name>.json."""
+    path = folder / f"{name}.json"
     report = {"name": name, "date": time.strftime("%Y-%m-%d"), "commit": _commit(), "machine": machine()}
-    path.write_text(json.dumps(report | {"versions": package_versions(), "figures": figures}, indent=1) + "\n")
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps(report | {"versions": _versions(), "figures": figures}, indent=1) + "\n")
+    temporary.replace(path)
     return path
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores, and the card where there is one."""
+    """The processor, its cores, and the card and its driver where there is one."""
     import torch
 
+    on_gpu = torch.cuda.is_available()
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name(0) if on_gpu else None,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+        if on_gpu
+        else None,
+        "cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
+
+
+def _versions() -> dict[str, str]:
+    # Of the packages that are installed.
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def _processor() -> str:
@@ -43,7 +64,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=RESULTS, check=False
-    )
-    return described.stdout.strip() or "unknown"
+    # A copy of the tree without its history says which commit it is in SPECMASK_COMMIT.
+    return os.environ.get("SPECMASK_COMMIT") or _output("git", "describe", "--always", "--dirty") or "unknown"
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=RESULTS, check=False).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,97 @@
+"""What is measured: shapes, settings, and their inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+WIDTH = 8
+L2_BYTES = 64 << 20  # at least the cache of the cards this is for
+CAPACITY = 4096  # entries of a row's support that the filter stores
+MAX_SUPPORT = 32_768
+KEEP = 0.75
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A round's logits."""
+
+    batch: int
+    vocabulary: int
+    dtype: str
+
+    @property
+    def rows(self) -> int:
+        return self.batch * WIDTH
+
+    @property
+    def logits_bytes(self) -> int:
+        return self.rows * self.vocabulary * _DTYPES[self.dtype].itemsize
+
+    @property
+    def num_sets(self) -> int:
+        """How many input sets it takes to be twice the cache."""
+        return max(8, -(-2 * L2_BYTES // self.logits_bytes))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A filter; top_k 0 is none."""
+
+    top_k: int
+    top_p: float
+
+    @property
+    def unfiltered(self) -> bool:
+        return self.top_k == 0 and self.top_p == 1
+
+    @property
+    def name(self) -> str:
+        return f"k={self.top_k or 'none'}, p={self.top_p:g}"
+
+
+SHAPES = tuple(
+    Shape(batch, vocabulary, dtype)
+    for dtype, batches in (("bfloat16", (32, 1)), ("float32", (32, 1)), ("bfloat16", (8,)), ("float32", (8,)))
+    for vocabulary in (248_320, 151_936)
+    for batch in batches
+)  # the first that are asked about first: a run can be cut short
+SETTINGS = tuple(Setting(k, p) for p in (0.95, 1.0) for k in (1024, 256, 50, 0))
+QUICK_SHAPES = tuple(shape for shape in SHAPES if shape.vocabulary == 248_320 and shape.dtype == "bfloat16")[:2]
+QUICK_SETTINGS = SETTINGS[:3]
+
+
+def against_peers(shape: Shape, setting: Setting) -> bool:
+    """Whether the peers run too."""
+    return shape.dtype == "bfloat16" and shape.batch in (1, 32) and setting.top_p == 0.95
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One input set, on the device."""
+
+    logits: torch.Tensor  # bfloat16 or float32 [B, W, V]
+    drafts: torch.Tensor  # int32 [B, W-1]
+    keep: torch.Tensor  # bool [B, W]: whether row i's draft is to be kept
+    accept: torch.Tensor  # float64 [B, W]: coins to that effect
+    draw: torch.Tensor  # float64 [B, W]
+
+
+def make_inputs(shape: Shape, seed: int, device: str = "cuda") -> Inputs:
+    """Logits N(0, 3), argmax drafts, coins."""
+    generator = torch.Generator(device).manual_seed(seed)
+    size = (shape.batch, WIDTH, shape.vocabulary)
+    logits = (torch.randn(size, device=device, generator=generator) * 3).to(_DTYPES[shape.dtype])
+    coins = np.random.default_rng(seed)
+    keep = coins.random((shape.batch, WIDTH)) < KEEP
+    accept = np.where(keep, 0.0, 1 - 2.0**-53)  # of a support of more than one token the latter is refused
+    return Inputs(
+        logits,
+        logits[:, :-1].argmax(-1).to(torch.int32),
+        torch.from_numpy(keep).to(device),
+        torch.from_numpy(accept).to(device),
+        torch.from_numpy(coins.random((shape.batch, WIDTH))).to(device),
+    )
