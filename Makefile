@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\(1[23]\).*/,cuda\1/p' | head -n 1)
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint unit fuzz bench clean
+.PHONY: demo test lint unit fuzz bench bench-kernels clean
 
 demo: $(STAMP)
 	$(PY) -m pipeline.demo
@@ -28,6 +28,9 @@ fuzz: $(STAMP)
 bench: $(STAMP)
 	$(PY) -m benchmarks.filter_cpu
 	$(PY) -m benchmarks.decode
+
+bench-kernels: $(STAMP)
+	$(PY) -m benchmarks.kernels
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
