@@ -29,7 +29,7 @@ class Reference:
         pairs = list(zip(laws, self.policies, strict=True))
         return {
             "rows": len(pairs),
-            "rows_at_a_threshold": sum(p.borderline for _, p in pairs),
+            "rows_at_a_threshold": sum(bool(p.borderline) for _, p in pairs),
             "support_difference": max(int(((law > 0) != p.kept).sum()) for law, p in pairs),
             "l1": float(f"{max(np.abs(law - p.probs).sum() for law, p in pairs):.3g}"),
         }
