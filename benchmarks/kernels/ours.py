@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
-import importlib.util
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.kernels.cases import CAPACITY, MAX_SUPPORT, WIDTH, Inputs, Setting, Shape
-from gpu import Capture, Verdict, capture_masks, select_support, top_logprobs, verify_chain
+from gpu import (
+    Capture,
+    RoundBuffer,
+    Verdict,
+    capture_masks,
+    select_support,
+    top_logprobs,
+    verify_and_capture,
+    verify_chain,
+)
 
 NUM_TOP = 128
-_ALIGNED = 256
 _ROOM = 4096
 
 
@@ -37,17 +42,20 @@ class Rounds:
             needed = max(int(one.capture.offsets[-1]) for one in self.rounds)
             self.room = -(-needed // _ROOM) * _ROOM
             for one in self.rounds:
-                one.settle(self.room)
+                one.buffer = RoundBuffer(shape.batch, WIDTH, self.room, num_slots=1)
+                one.verdict, one.capture = one.buffer.out
 
     @staticmethod
     def _records(setting: Setting) -> tuple[str, ...]:
         if not setting.unfiltered:
             return ("capture", "pack")
-        return ("top_logprobs",) if importlib.util.find_spec("gpu.top_tokens.device") else ()
+        return ("top_logprobs",)
 
     def calls(self, through: str) -> list:
         """A function for each set that runs the stages up to and including this one."""
         stages = self.stages[: self.stages.index(through) + 1]
+        if "capture" in stages:  # verification and capture are one launch then
+            stages = tuple(stage for stage in stages if stage != "verify")
 
         def call(one: Round):
             steps = [getattr(one, f"run_{stage}") for stage in stages]
@@ -66,7 +74,7 @@ class Rounds:
         facts = {"tokens_a_request": round(float(committed), 3), "support": int(self.rounds[0].support.count.max())}
         if "capture" in self.stages:
             entries = np.mean([int(one.capture.offsets[-1]) for one in self.rounds])
-            facts |= {"entries": round(float(entries)), "packed_bytes": self.rounds[0].buffer.size}
+            facts |= {"entries": round(float(entries)), "packed_bytes": self.rounds[0].buffer.nbytes}
         return facts
 
 
@@ -86,11 +94,11 @@ class Round:
         self.num_drafts = cupy.full(batch, WIDTH - 1, np.int32)
         self.wanted, self.row_numbers = cupy.ones(batch, np.bool_), cupy.arange(rows, dtype=np.int32)
         self.drafts, self.accept, self.draw = (as_cupy(t) for t in (inputs.drafts, inputs.accept, inputs.draw))
-        self.support = self.verdict = self.capture = self.top = None
+        self.support = self.verdict = self.capture = self.top = self.buffer = None
         self.run_filter()
         self.run_verify()
         if not setting.unfiltered:
-            self.run_capture()
+            self.capture = capture_masks(self.logits, self.support, self.verdict, self.wanted, self.max_support)
 
     def run_filter(self) -> None:
         self.support = select_support(
@@ -103,12 +111,13 @@ class Round:
         )
 
     def run_capture(self) -> None:
-        self.capture = capture_masks(
-            self.logits, self.support, self.verdict, self.wanted, self.max_support, out=self.capture
-        )
+        verify_and_capture(
+            self.logits, self.support, self.drafts, self.num_drafts, self.accept, self.draw, self.wanted,
+            self.max_support, out=(self.verdict, self.capture),
+        )  # fmt: skip
 
     def run_pack(self) -> None:
-        self.buffer.data.copy_to_host_async(self.host.ctypes.data_as(ctypes.c_void_p), self.host.nbytes)
+        self.buffer.send()
 
     def run_top_logprobs(self) -> None:
         self.top = top_logprobs(self.flat, self.support, NUM_TOP, self.row_numbers, out=self.top)
@@ -117,33 +126,6 @@ class Round:
     def max_support(self) -> int:
         return CAPACITY if self.setting.top_k else MAX_SUPPORT
 
-    def settle(self, room: int) -> None:
-        """Move verdict and capture, with room for this many entries, into one buffer, which one copy fetches."""
-        import cupy
-        import cupyx
-
-        entries = {name: getattr(self.capture, name)[:room] for name in ("token_ids", "logprobs")}
-        self._layout = (self.verdict, dataclasses.replace(self.capture, **entries))
-        size = sum(_aligned(array.nbytes) for record in self._layout for array in vars(record).values())
-        self.buffer = cupy.empty(size, np.uint8)
-        self.host = cupyx.empty_pinned((size,), np.uint8)
-        self.verdict, self.capture = self._views(self.buffer)
-
     def packed(self) -> tuple[Verdict, Capture]:
         """What run_pack has fetched, once the stream is done."""
-        return self._views(self.host)
-
-    def _views(self, buffer: Any) -> tuple[Verdict, Capture]:
-        records, begin = [], 0
-        for record in self._layout:
-            fields = {}
-            for name, array in vars(record).items():
-                part = buffer[begin : begin + array.nbytes]
-                fields[name] = part.view(array.dtype).reshape(array.shape)
-                begin += _aligned(array.nbytes)
-            records.append(type(record)(**fields))
-        return records[0], records[1]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
+        return self.buffer.view(0)

@@ -62,10 +62,16 @@ class RoundBuffer:
         return self._device.nbytes
 
     def send(self, slot: int = 0) -> None:
-        """Queue the copy of the device's results to a slot, on CuPy's current stream."""
-        host = self._hosts[slot]
+        """Queue the copy of the device's results to a slot, on CuPy's current stream.
+
+        In a CUDA graph the copy becomes part of it, and the caller waits for the graph before `view`.
+        """
+        import cupy
+
+        host, stream = self._hosts[slot], cupy.cuda.get_current_stream()
         self._device.data.copy_to_host_async(host.ctypes.data, host.nbytes)
-        self._events[slot].record()
+        if not stream.is_capturing():
+            self._events[slot].record(stream)
 
     def receive(self, slot: int = 0) -> tuple[Verdict, Capture]:
         """Wait for the slot's copy and return it as NumPy views, the capture cut to the size that it has.
