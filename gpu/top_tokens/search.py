@@ -1,0 +1,182 @@
+"""The k-th largest stored maximum of a row, and its k-th largest element, by counting.
+
+The keys of a window are counted in SLOTS bins, and the bin with the k-th becomes the next window. The first window
+holds the largest keys, one a bin: of stored maxima it is nearly always the only one.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda
+
+from gpu.device.block import WARP, block_of
+from gpu.device.instructions import load_kept
+from gpu.device.rows import stored_maximum
+from gpu.device.vectors import format_of, in_row
+
+LEVEL = 11
+SLOTS = 1 << LEVEL
+# Where things lie in the shared int32 array. The bins' room is the granules' once the search is over.
+BINS, BOX, SCRATCH = 0, SLOTS, SLOTS + 4
+SHARED = SCRATCH + WARP
+
+
+class Search(NamedTuple):
+    """The searches, for one dtype and block size: (row, need, base, top, coarse, shared) -> key, how many above it.
+
+    Among keys in base..top; `base` where there are fewer than `need`. Every thread of the block takes part.
+    """
+
+    maximum: Any  # of the stored maxima, or where `coarse` of the largest of each eight
+    element: Any  # of the elements, -0.0 taken for +0.0; `coarse` isn't read
+
+
+class Maxima(NamedTuple):
+    """How a thread reads stored maxima: eight at a time, four times over."""
+
+    count: Any  # row -> eights
+    load: Any  # (row, eights) -> four words
+    key: Any  # (four words, 0..7) -> key
+
+
+@cuda.jit(device=True)
+def _count(row):
+    return np.int32((row.num_granules + 7) >> 3)
+
+
+@cuda.jit(device=True)
+def _load(row, eight):
+    inside = min(eight, np.int32(_count(row) - 1))
+    return load_kept(row.maxima, np.int64((row.maxima_at >> 3) + inside))
+
+
+@cuda.jit(device=True)
+def _key(words, i):
+    w0, w1, w2, w3 = words
+    word = (w0 if i < 2 else w1) if i < 4 else (w2 if i < 6 else w3)
+    return np.uint32((word >> np.uint32(16)) if i & 1 else (word & np.uint32(0xFFFF)))
+
+
+MAXIMA = Maxima(_count, _load, _key)
+
+
+@cuda.jit(device=True)
+def _add(key, low, high, shift, shared):
+    if low <= key <= high:
+        cuda.atomic.add(shared, BINS + np.int32(np.uint32(key - low) >> shift), 1)
+
+
+@cuda.jit(device=True)
+def _add_eight(words, eight, row, low, high, shift, coarse, shared):
+    largest = np.uint32(0)
+    for i in range(8):
+        if 8 * eight + i < row.num_granules:
+            key = _key(words, i)
+            largest = max(largest, key)
+            if not coarse:
+                _add(key, low, high, shift, shared)
+    if coarse:
+        _add(largest, low, high, shift, shared)
+
+
+def _search_by(tally: Any, threads: int) -> Any:
+    prefix32, per_thread = block_of(threads).prefix32, SLOTS // threads
+
+    @cuda.jit(device=True)
+    def find(above, need, shared):
+        # box: the bin of the need-th or -1, and how many lie above it. Returns how many lie in the window and above.
+        first = np.int32(SLOTS - 1 - per_thread * cuda.threadIdx.x)
+        own = np.int32(0)
+        for i in range(per_thread):
+            own = np.int32(own + shared[BINS + first - i])
+        before, total = prefix32(own, shared[SCRATCH:])
+        before = np.int32(above + before)
+        if before < need <= before + own:
+            slot = first
+            count = np.int32(before + shared[BINS + slot])
+            while count < need:
+                slot = np.int32(slot - 1)
+                count = np.int32(count + shared[BINS + slot])
+            shared[BOX], shared[BOX + 1] = slot, np.int32(count - shared[BINS + slot])
+        cuda.syncthreads()
+        return np.int32(above + total)
+
+    @cuda.jit(device=True)
+    def search(row, need, base, top, coarse, shared):
+        low, high, shift, above = base, top, np.uint32(0), np.int32(0)
+        if np.uint32(top - base) >= SLOTS:
+            low = np.uint32(top - np.uint32(SLOTS - 1))
+        while True:
+            for i in range(cuda.threadIdx.x, SLOTS, threads):
+                shared[BINS + i] = 0
+            if cuda.threadIdx.x == 0:
+                shared[BOX] = -1
+            cuda.syncthreads()
+            tally(row, low, high, shift, coarse, shared)
+            cuda.syncthreads()
+            reached = find(above, need, shared)
+            found, found_above = np.int32(shared[BOX]), np.int32(shared[BOX + 1])
+            cuda.syncthreads()
+            if found < 0:
+                if low == base:
+                    return base, reached
+                above, high, low = reached, np.uint32(low - np.uint32(1)), base
+                length = np.int32(32 - cuda.clz(np.int32(np.uint32(high - low))))
+                shift = np.uint32(max(np.int32(length - LEVEL), np.int32(0)))
+            else:
+                low, above = np.uint32(low + np.uint32(np.uint32(found) << shift)), found_above
+                if shift == 0:
+                    return low, above
+                high = min(high, np.uint32(low + np.uint32(np.uint32(np.uint32(1) << shift) - np.uint32(1))))
+                shift = np.uint32(shift - np.uint32(LEVEL)) if shift > np.uint32(LEVEL) else np.uint32(0)
+
+    return search
+
+
+@lru_cache
+def reach_of(name: str) -> Any:
+    """A device function: the least stored maximum of a granule with an element that reaches a key.
+
+    The key is one of `Search.element`: both zeros reach +0.0.
+    """
+    form = format_of(name)
+    to_stored, positive_zero = np.uint32(form.bits - 16), np.uint32(form.negative_zero + 1)
+
+    @cuda.jit(device=True)
+    def reach(key):
+        return np.uint32(np.uint32(key - np.uint32(1 if key == positive_zero else 0)) >> to_stored)
+
+    return reach
+
+
+@lru_cache
+def search_of(name: str, threads: int) -> Search:
+    """The searches for logits of this dtype."""
+    form, reach = format_of(name), reach_of(name)
+    lanes, key_of, negative_zero = form.lanes, form.key, np.uint32(form.negative_zero)
+
+    @cuda.jit(device=True)
+    def tally_maxima(row, low, high, shift, coarse, shared):
+        for begin in range(0, _count(row), 2 * threads):
+            first = np.int32(begin + cuda.threadIdx.x)
+            second = np.int32(first + threads)
+            a, b = _load(row, first), _load(row, second)
+            _add_eight(a, first, row, low, high, shift, coarse, shared)
+            _add_eight(b, second, row, low, high, shift, coarse, shared)
+
+    @cuda.jit(device=True)
+    def tally_elements(row, low, high, shift, coarse, shared):
+        least = reach(low)
+        for vector in range(cuda.threadIdx.x, 2 * row.num_granules, threads):
+            if stored_maximum(row, vector >> 1) >= least:
+                w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + vector))
+                first = np.int32(vector * lanes - row.head)
+                for lane in range(lanes):
+                    if in_row(first, lane, row.vocabulary):
+                        key = key_of(w0, w1, w2, w3, lane)
+                        if key == negative_zero:
+                            key = np.uint32(key + np.uint32(1))
+                        _add(key, low, high, shift, shared)
+
+    return Search(_search_by(tally_maxima, threads), _search_by(tally_elements, threads))
