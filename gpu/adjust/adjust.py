@@ -33,6 +33,9 @@ def adjust_logits(
     draft_tokens int32 [B, W-1], num_drafts int32 [B] in 0..W-1. Penalties float32 [B]: repetition > 0
     (1: neutral), frequency and presence finite (0: neutral); None is neutral for all. The history is read
     where a penalty isn't neutral; None is an empty one. ValueError for wrong shapes, dtypes or ranges.
+
+    On a device all arrays are CuPy's, and their values aren't read before the launch: token ids outside 0..V-1 are
+    skipped, and offsets past the end of the ids are cut to it, so ids and values may be longer than they are filled.
     """
     arguments = (
         logits, draft_tokens, num_drafts, history, repetition_penalty, frequency_penalty, presence_penalty, logit_bias

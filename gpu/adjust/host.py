@@ -3,9 +3,9 @@
 import numpy as np
 from numba import njit, prange
 
+from gpu.adjust.penalty import penalise
 from gpu.adjust.record import History, LogitBias
 from gpu.checks import check_array, check_csr, check_range
-from gpu.instructions import product
 
 
 @njit(nogil=True)
@@ -16,21 +16,11 @@ def _occurrences(drafts, size, token):
     return count
 
 
-@njit(nogil=True, error_model="numpy")
-def _penalise(x, count, repetition, frequency, presence):
-    if repetition != np.float32(1.0):
-        x = x / repetition if x > np.float32(0.0) else x * repetition
-    if count > 0:
-        x = np.float32(x - product(frequency, np.float32(count)))
-        x = np.float32(x - presence)
-    return x
-
-
 @njit(nogil=True)
 def _penalise_row(row, ids, counts, drafts, num_before, repetition, frequency, presence):
     for j in range(ids.size):
         count = counts[j] + _occurrences(drafts, num_before, ids[j])
-        row[ids[j]] = _penalise(row[ids[j]], count, repetition, frequency, presence)
+        row[ids[j]] = penalise(row[ids[j]], count, repetition, frequency, presence)
     for i in range(num_before):
         token = drafts[i]
         if token < 0 or token >= row.size or _occurrences(drafts, i, token) > 0:
@@ -38,7 +28,7 @@ def _penalise_row(row, ids, counts, drafts, num_before, repetition, frequency, p
         place = np.searchsorted(ids, token)
         if place == ids.size or ids[place] != token:
             count = _occurrences(drafts, num_before, token)
-            row[token] = _penalise(row[token], count, repetition, frequency, presence)
+            row[token] = penalise(row[token], count, repetition, frequency, presence)
 
 
 @njit(nogil=True, parallel=True, cache=True)

@@ -6,13 +6,14 @@ The key is a request's seed, the counter (position, purpose): nothing depends on
 
 import numpy as np
 
+from gpu.arrays import Array, on_device
 from gpu.checks import check_array, check_range
 
 ACCEPT, DRAW, PROPOSAL, SAMPLE = 0, 1, 2, 3  # purposes; SAMPLE derives seeds
 
-_ROUNDS = 10
-_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_KEY_STEPS = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+ROUNDS = 10
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+KEY_STEPS = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 _WORD = np.uint64(32)
 
 
@@ -26,12 +27,12 @@ def philox_4x32(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     shape = (1, *np.broadcast_shapes(counter.shape[:-1], key.shape[:-1]))
     c = [np.broadcast_to(counter[..., i], shape) for i in range(4)]
     k = [np.array(np.broadcast_to(key[..., i], shape)) for i in range(2)]
-    for _ in range(_ROUNDS):
-        products = [m * c[2 * i].astype(np.uint64) for i, m in enumerate(_MULTIPLIERS)]
+    for _ in range(ROUNDS):
+        products = [m * c[2 * i].astype(np.uint64) for i, m in enumerate(MULTIPLIERS)]
         high = [(product >> _WORD).astype(np.uint32) for product in products]
         low = [product.astype(np.uint32) for product in products]  # wraps to the low word
         c = [high[1] ^ c[1] ^ k[0], low[1], high[0] ^ c[3] ^ k[1], low[0]]
-        k = [word + step for word, step in zip(k, _KEY_STEPS, strict=True)]
+        k = [word + step for word, step in zip(k, KEY_STEPS, strict=True)]
     return np.stack(c, -1)[0]
 
 
@@ -40,23 +41,32 @@ def _words(values: np.ndarray) -> list[np.ndarray]:
     return [values.astype(np.uint32), (values >> _WORD).astype(np.uint32)]
 
 
-def uniforms(seeds: np.ndarray, positions: np.ndarray, width: int, purpose: int) -> np.ndarray:
+def uniforms(seeds: Array, positions: Array, width: int, purpose: int, *, out: Array | None = None) -> Array:
     """Uniforms float64 [B, width] for positions p..p+width-1 of each request: the first Philox word.
 
-    seeds uint64 [B]; positions int64 [B], at least 0; purpose: ACCEPT, DRAW or PROPOSAL.
+    seeds uint64 [B]; positions int64 [B], at least 0; purpose: ACCEPT, DRAW or PROPOSAL. All NumPy arrays or all
+    CuPy arrays, for the same numbers; the values of CuPy arrays aren't checked. out: where they are written.
     """
+    if width < 0:
+        raise ValueError(f"width={width}, expected at least 0")
+    if on_device(seeds):
+        from gpu.random import device
+
+        return device.uniforms(seeds, positions, width, purpose, out)
     if not isinstance(seeds, np.ndarray) or seeds.ndim != 1:
         raise ValueError(f"seeds={seeds!r}, expected a NumPy array uint64 [B]")
     seeds = check_array("seeds", seeds, np.uint64, seeds.shape)
     positions = check_array("positions", positions, np.int64, seeds.shape)
     check_range("positions", positions, positions >= 0, "at least 0")
-    if width < 0:
-        raise ValueError(f"width={width}, expected at least 0")
+    if out is None:
+        out = np.empty((seeds.size, width))
+    elif not isinstance(out, np.ndarray) or out.dtype != np.float64 or out.shape != (seeds.size, width):
+        raise ValueError(f"out={out!r}, expected a NumPy array float64 [{seeds.size}, {width}]")
     each = positions[:, None] + np.arange(width)
     low, high = _words(each)
     counter = np.stack([low, high, np.full_like(low, purpose), np.zeros_like(low)], -1)
     key = np.stack(_words(seeds), -1)[:, None, :]
-    return (philox_4x32(counter, key)[..., 0] + 0.5) * 2.0**-32
+    return np.multiply(philox_4x32(counter, key)[..., 0] + 0.5, 2.0**-32, out=out)
 
 
 def sample_seeds(seed: int, n: int) -> list[int]:

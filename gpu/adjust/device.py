@@ -1,0 +1,84 @@
+"""Penalties and bias on a device: one launch, no synchronisation."""
+
+from typing import Any
+
+import numpy as np
+
+from gpu.adjust.kernel import HAS_BIAS, HAS_FREQUENCY, HAS_HISTORY, HAS_PRESENCE, HAS_REPETITION, adjust_kernel
+from gpu.adjust.record import History, LogitBias
+from gpu.arrays import Array
+from gpu.device.instructions import SIMULATED
+from gpu.device.launch import pointer
+from gpu.device.memory import DeviceLogits, check_device, device_logits
+
+
+def _in_place(logits: Array, view: DeviceLogits) -> Any:
+    """The logits as a kernel writes them."""
+    if not SIMULATED:
+        return logits.data.ptr
+    span = (logits.shape[0] - 1) * view.request_step + (view.width - 1) * view.row_step + view.vocabulary
+    return np.lib.stride_tricks.as_strided(np.asarray(logits), (span,), (4,))
+
+
+def _entries(name: str, ids: Array, **others: tuple[Array, type]) -> list[Any]:
+    """Pointers to arrays of one length, and that length."""
+    check_device(f"{name}.token_ids", ids, np.int32, (ids.size,))
+    for field, (value, dtype) in others.items():
+        check_device(f"{name}.{field}", value, dtype, (ids.size,))
+    return [pointer(ids), *(pointer(value) for value, _ in others.values()), ids.size]
+
+
+def adjust(
+    logits: Array,
+    draft_tokens: Array,
+    num_drafts: Array,
+    history: History | None,
+    repetition_penalty: Array | None,
+    frequency_penalty: Array | None,
+    presence_penalty: Array | None,
+    logit_bias: LogitBias | None,
+) -> None:
+    """adjust_logits of CuPy arrays."""
+    if logits.dtype != np.float32:
+        raise ValueError(f"logits.dtype={logits.dtype}, expected float32")
+    view = device_logits(logits, 3)
+    batch, width, vocabulary = logits.shape
+    if any(step == 0 and length > 1 for step, length in zip(logits.strides, logits.shape, strict=True)):
+        raise ValueError(f"logits.strides={logits.strides}, expected rows of their own: they are written")
+    check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
+    check_device("num_drafts", num_drafts, np.int32, (batch,))
+    given, nothing = 0, pointer(num_drafts)  # what isn't given isn't read
+    penalties = []
+    for bit, name, values in (
+        (HAS_REPETITION, "repetition_penalty", repetition_penalty),
+        (HAS_FREQUENCY, "frequency_penalty", frequency_penalty),
+        (HAS_PRESENCE, "presence_penalty", presence_penalty),
+    ):
+        if values is not None:
+            check_device(name, values, np.float32, (batch,))
+            given |= bit
+        penalties.append(nothing if values is None else pointer(values))
+    seen = [nothing, nothing, nothing, 0]
+    if history is not None:
+        check_device("history.offsets", history.offsets, np.int64, (batch + 1,))
+        check_device("history.in_prompt", history.in_prompt, np.bool_, (history.token_ids.size,))
+        seen = [
+            pointer(history.offsets),
+            *_entries("history", history.token_ids, output_counts=(history.output_counts, np.int32)),
+        ]
+        given |= HAS_HISTORY
+    biases = [nothing, nothing, nothing, 0]
+    if logit_bias is not None:
+        check_device("logit_bias.offsets", logit_bias.offsets, np.int64, (batch + 1,))
+        biases = [
+            pointer(logit_bias.offsets),
+            *_entries("logit_bias", logit_bias.token_ids, values=(logit_bias.values, np.float32)),
+        ]
+        given |= HAS_BIAS
+    if given in (0, HAS_HISTORY) or logits.size == 0:
+        return
+    adjust_kernel().launch(
+        (batch * width,),
+        _in_place(logits, view), view.request_step, view.row_step, width, vocabulary, pointer(draft_tokens),
+        pointer(num_drafts), given, *seen, *penalties, *biases,
+    )  # fmt: skip
