@@ -64,15 +64,15 @@ def check(up, down, seed, batch, width, size, history=0, bias=0, distinct=True, 
 
 
 CASES = {
-    "everything": dict(batch=2, width=4, size=257, history=90, bias=12),
-    "strided": dict(batch=2, width=3, size=33, history=20, bias=5, pad=3),
-    "one row a request": dict(batch=3, width=1, size=100, history=100, bias=100),
-    "long": dict(batch=1, width=2, size=1999, history=900, bias=400),
-    "a token's biases in order": dict(batch=1, width=2, size=5, bias=30, distinct=False),
-    "no history": dict(batch=2, width=5, size=50),
-    "frequency only": dict(batch=2, width=3, size=50, history=30, penalties=("frequency_penalty",)),
-    "bias only": dict(batch=2, width=2, size=70, bias=40, penalties=()),
-    "nothing": dict(batch=1, width=2, size=8, penalties=()),
+    "everything": {"batch": 2, "width": 4, "size": 257, "history": 90, "bias": 12},
+    "strided": {"batch": 2, "width": 3, "size": 33, "history": 20, "bias": 5, "pad": 3},
+    "one row a request": {"batch": 3, "width": 1, "size": 100, "history": 100, "bias": 100},
+    "long": {"batch": 1, "width": 2, "size": 1999, "history": 900, "bias": 400},
+    "a token's biases in order": {"batch": 1, "width": 2, "size": 5, "bias": 30, "distinct": False},
+    "no history": {"batch": 2, "width": 5, "size": 50},
+    "frequency only": {"batch": 2, "width": 3, "size": 50, "history": 30, "penalties": ("frequency_penalty",)},
+    "bias only": {"batch": 2, "width": 2, "size": 70, "bias": 40, "penalties": ()},
+    "nothing": {"batch": 1, "width": 2, "size": 8, "penalties": ()},
 }
 
 

@@ -28,7 +28,7 @@ _COARSE = 4  # eights of granules for each wanted element, from which on their m
 
 
 @lru_cache
-def top_kernel(name: str, wide_rows: bool, threads: int = THREADS) -> Kernel:
+def top_kernel(name: str, wide_rows: bool, threads: int = THREADS, max_registers: int = 80) -> Kernel:
     """The kernel for logits of this dtype and rows int64 or int32; its grid is (number of rows asked for,)."""
     form, element = format_of(name), element_of(name)
     granule, to_stored, lowest = 2 * form.lanes, np.uint32(form.bits - 16), np.uint32(form.minus_inf + 1)
@@ -104,4 +104,4 @@ def top_kernel(name: str, wide_rows: bool, threads: int = THREADS) -> Kernel:
         pointer_to(types.uint32), int32, pointer_to(types.uint32), int32, pointer_to(int64 if wide_rows else int32),
         int32, int32, pointer_to(int32), pointer_to(float32),
     )  # fmt: skip
-    return Kernel(top_tokens, signature, threads)
+    return Kernel(top_tokens, signature, threads, max_registers)

@@ -1,0 +1,16 @@
+"""A call as a CUDA graph: what a device must be able to do with every function that takes `out`."""
+
+
+def replay(call, change):
+    """Run `call` once, capture it in a graph, run `change`, then the graph; all on one stream."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        call()  # compiles and loads what a capture couldn't
+        stream.begin_capture()
+        call()
+        graph = stream.end_capture()
+        change()
+        graph.launch(stream)
+    stream.synchronize()
