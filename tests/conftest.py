@@ -3,8 +3,18 @@
 import pytest
 import torch
 
+from tests.backends import DEVICE, HOST
+
 # The models here are tiny: a second thread only waits, and waits badly where tests run side by side.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(
+    scope="session", params=[HOST, pytest.param(DEVICE, marks=pytest.mark.gpu)], ids=lambda backend: backend.name
+)
+def backend(request):
+    """Where the kernels run."""
+    return request.param
 
 
 def pytest_collection_modifyitems(items):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from gpu import ACCEPT, DRAW, PROPOSAL, select_support, uniforms, verify_chain
+from gpu import ACCEPT, DRAW, PROPOSAL, uniforms
 from tests import naive
 
 FALSE_ALARMS = 1e-6
@@ -24,13 +24,13 @@ def chi_square_is_fine(tokens, probs):
     return statistic < chi2.isf(FALSE_ALARMS, (probs > 0).sum() - 1)
 
 
-def case(temperature, top_k, top_p):
+def case(backend, temperature, top_k, top_p):
     """Two rows of logits, their policies and supports, repeated TRIALS times."""
     x = (np.random.default_rng(21).normal(size=(2, SIZE)) * 1.5).astype(np.float32)
     policies = [naive.policy(row.astype(float), temperature, top_k, np.float32(top_p)) for row in x]
     logits = np.broadcast_to(x, (TRIALS, 2, SIZE))
     rows = 2 * TRIALS
-    support = select_support(
+    support = backend.select_support(
         np.ascontiguousarray(logits).reshape(rows, SIZE),
         np.full(rows, temperature, np.float32),
         np.full(rows, top_k, np.int32),
@@ -49,10 +49,10 @@ SETTINGS = [(1.0, 0, 1.0), (0.8, 6, 1.0), (1.3, 0, 0.8)]
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("draft", [0, 3, 7])
-def test_target_only(setting, draft):
-    logits, policies, support = case(*setting)
+def test_target_only(backend, setting, draft):
+    logits, policies, support = case(backend, *setting)
     drafts = np.full((TRIALS, 1), draft, np.int32)
-    verdict = verify_chain(logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW))
+    verdict = backend.verify_chain(logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW))
     assert chi_square_is_fine(verdict.tokens[:, 0], policies[0].probs)
     accepted = verdict.num_accepted == 1
     assert abs(accepted.mean() - policies[0].probs[draft]) < 0.02
@@ -62,44 +62,46 @@ def test_target_only(setting, draft):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("closeness", [0.0, 0.9])
-def test_with_draft_probs(setting, closeness):
-    logits, policies, support = case(*setting)
+def test_with_draft_probs(backend, setting, closeness):
+    logits, policies, support = case(backend, *setting)
     other = np.random.default_rng(22).dirichlet(np.ones(SIZE))
     proposal = (closeness * policies[0].probs + (1 - closeness) * other).astype(np.float32)
     drafts = np.searchsorted(np.cumsum(proposal.astype(float)), coins(PROPOSAL)[:, :1])
     drafts = np.minimum(drafts, SIZE - 1).astype(np.int32)
     draft_probs = np.broadcast_to(proposal, (TRIALS, 1, SIZE))
-    verdict = verify_chain(logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW), draft_probs)
+    verdict = backend.verify_chain(
+        logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW), draft_probs
+    )
     assert chi_square_is_fine(verdict.tokens[:, 0], policies[0].probs)
     accepted = verdict.num_accepted == 1
     assert abs(accepted.mean() - np.minimum(policies[0].probs, proposal).sum()) < 0.02
     assert chi_square_is_fine(verdict.tokens[accepted, 1], policies[1].probs)
 
 
-def test_ordinary_decoding():
-    logits, policies, support = case(1.0, 5, 0.9)
+def test_ordinary_decoding(backend):
+    logits, policies, support = case(backend, 1.0, 5, 0.9)
     none = np.zeros(TRIALS, np.int32)
     drafts = np.full((TRIALS, 1), -1, np.int32)
-    verdict = verify_chain(logits, support, drafts, none, coins(ACCEPT), coins(DRAW))
+    verdict = backend.verify_chain(logits, support, drafts, none, coins(ACCEPT), coins(DRAW))
     assert chi_square_is_fine(verdict.tokens[:, 0], policies[0].probs)
 
 
-def test_the_test_has_teeth():
+def test_the_test_has_teeth(backend):
     """Given "accepted" or "replaced" alone the law differs, and the chi-square sees it."""
-    logits, policies, support = case(1.0, 0, 1.0)
+    logits, policies, support = case(backend, 1.0, 0, 1.0)
     drafts = np.full((TRIALS, 1), int(policies[0].probs.argmax()), np.int32)
-    verdict = verify_chain(logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW))
+    verdict = backend.verify_chain(logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW))
     replaced = verdict.num_accepted == 0
     assert not chi_square_is_fine(verdict.tokens[replaced, 0], policies[0].probs)
     biased = policies[0].probs * np.where(np.arange(SIZE) == 3, 1.1, 1.0)
     assert not chi_square_is_fine(verdict.tokens[:, 0], biased / biased.sum())
 
 
-def verify_with_thresholds(single, acc, draft=0):
+def verify_with_thresholds(backend, single, acc, draft=0):
     """Rows of probabilities (.5, .3, .2), one draft each."""
     logits = np.broadcast_to(np.log(np.float32([0.5, 0.3, 0.2])), (TRIALS, 2, 3))
     every = 2 * TRIALS
-    support = select_support(
+    support = backend.select_support(
         np.ascontiguousarray(logits).reshape(every, 3),
         np.ones(every, np.float32),
         np.zeros(every, np.int32),
@@ -107,7 +109,7 @@ def verify_with_thresholds(single, acc, draft=0):
         capacity=3,
     )
     drafts = np.full((TRIALS, 1), draft, np.int32)
-    return verify_chain(
+    return backend.verify_chain(
         logits,
         support,
         drafts,
@@ -119,16 +121,16 @@ def verify_with_thresholds(single, acc, draft=0):
     )
 
 
-def test_thresholds_change_the_law_by_their_definition():
+def test_thresholds_change_the_law_by_their_definition(backend):
     """Accepted with .5 / .8; else (.3, .2) renormalised: (.625, .225, .15)."""
-    assert chi_square_is_fine(verify_with_thresholds(1.0, 0.8).tokens[:, 0], np.array([0.625, 0.225, 0.15]))
-    assert (verify_with_thresholds(0.4, 1.0).tokens[:, 0] == 0).all()
-    assert chi_square_is_fine(verify_with_thresholds(0.6, 1.0).tokens[:, 0], np.array([0.5, 0.3, 0.2]))
+    assert chi_square_is_fine(verify_with_thresholds(backend, 1.0, 0.8).tokens[:, 0], np.array([0.625, 0.225, 0.15]))
+    assert (verify_with_thresholds(backend, 0.4, 1.0).tokens[:, 0] == 0).all()
+    assert chi_square_is_fine(verify_with_thresholds(backend, 0.6, 1.0).tokens[:, 0], np.array([0.5, 0.3, 0.2]))
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, float("nan")])
-def test_thresholds_out_of_range(value):
+def test_thresholds_out_of_range(backend, value):
     with pytest.raises(ValueError, match=r"threshold_single=.*, expected a number above 0 and at most 1"):
-        verify_with_thresholds(value, 1.0)
+        verify_with_thresholds(backend, value, 1.0)
     with pytest.raises(ValueError, match=r"threshold_acc=.*, expected a number above 0 and at most 1"):
-        verify_with_thresholds(1.0, value)
+        verify_with_thresholds(backend, 1.0, value)

@@ -1,0 +1,126 @@
+"""The kernels on NumPy arrays, wherever they run: a test is written once and takes a backend.
+
+`Host` hands everything through. `Device` converts at the edge and holds every result against the host twin's, bit for
+bit, before a test sees it. Records come back with NumPy arrays and can be passed on: the device's own go with them.
+"""
+
+import dataclasses
+
+import numpy as np
+
+import gpu
+
+SUPPORT_FIELDS = ("status", "maximum", "cutoff", "total", "count", "argmax", "greedy")
+
+
+class Host:
+    """NumPy arrays to the njit twins."""
+
+    name = "host"
+    select_support = staticmethod(gpu.select_support)
+    verify_chain = staticmethod(gpu.verify_chain)
+    capture_masks = staticmethod(gpu.capture_masks)
+
+
+class Device:
+    """NumPy arrays to CuPy's and back, and the host twin beside it."""
+
+    name = "device"
+
+    def up(self, array):
+        """The array on the device, with the strides that it has here."""
+        import cupy
+
+        if array.flags.c_contiguous:
+            return cupy.asarray(array)
+        flat = cupy.asarray(memory_of(array))
+        return cupy.ndarray(array.shape, array.dtype, flat.data, array.strides)
+
+    def down(self, array):
+        """A device array as NumPy's."""
+        return array.get()
+
+    def entries(self, array, counts):
+        """The first counts[row] of each row, zeros behind them."""
+        array = self.down(array)
+        return np.where(np.arange(array.shape[1]) < counts[:, None], array, 0).astype(array.dtype)
+
+    def select_support(self, *arguments, **options):
+        return self._call(gpu.select_support, arguments, options)
+
+    def verify_chain(self, *arguments, **options):
+        return self._call(gpu.verify_chain, arguments, options)
+
+    def capture_masks(self, *arguments, **options):
+        return self._call(gpu.capture_masks, arguments, options)
+
+    def _call(self, function, arguments, options):
+        names = {name: self.to_device(value) for name, value in options.items()}
+        own = function(*map(self.to_device, arguments), **names)
+        result = self.to_host(own)
+        assert_same(result, function(*arguments, **options))
+        object.__setattr__(result, "on_device", own)
+        return result
+
+    def to_device(self, value):
+        """An argument of a public function: arrays, records that `to_host` made, or anything else."""
+        if isinstance(value, np.ndarray):
+            return self.up(value)
+        return getattr(value, "on_device", value)
+
+    def to_host(self, record):
+        """A Support, Verdict or Capture of device arrays with NumPy's, as the host twin would return it."""
+        if isinstance(record, gpu.Support):
+            fields = {name: self.down(getattr(record, name)) for name in (*SUPPORT_FIELDS, "temperature")}
+            stored = np.where(fields["count"] <= record.capacity, fields["count"], 0)
+            entries = {name: self.entries(getattr(record, name), stored) for name in ("token_ids", "weights")}
+            return gpu.Support(**fields, **entries)
+        if isinstance(record, gpu.Verdict):
+            return gpu.Verdict(**{field.name: self.down(getattr(record, field.name)) for field in _fields(record)})
+        fields = {name: self.down(getattr(record, name)) for name in ("status", "failed_row", "counts", "row_start")}
+        offsets = self.down(record.offsets)
+        num_rows, total = fields["row_start"][-1], offsets[-1]
+        assert offsets.size == fields["counts"].size + 1
+        assert (offsets[num_rows:] == total).all()
+        entries = {name: self.down(getattr(record, name)[:total]) for name in ("token_ids", "logprobs")}
+        return gpu.Capture(**fields, offsets=offsets[: num_rows + 1], **entries)
+
+
+HOST, DEVICE = Host(), Device()
+
+
+def memory_of(array):
+    """What lies between the first and the last element of a view, flat."""
+    steps = [step for step, length in zip(array.strides, array.shape, strict=True) if length > 1]
+    lengths = [length for length in array.shape if length > 1]
+    span = sum(step * (length - 1) for step, length in zip(steps, lengths, strict=True)) // array.itemsize + 1
+    return np.lib.stride_tricks.as_strided(array, (span if array.size else 0,), (array.itemsize,))
+
+
+def same_bits(a, b):
+    """Elementwise: the same bits, or NaN both."""
+    if a.dtype.kind != "f":
+        return a == b
+    return (a.view(f"i{a.itemsize}") == b.view(f"i{b.itemsize}")) | (np.isnan(a) & np.isnan(b))
+
+
+def _fields(record):
+    return dataclasses.fields(record)
+
+
+def assert_same(got, want):
+    """Two records are the same, bit for bit; of a support the entries of rows that fit."""
+    assert type(got) is type(want)
+    support = isinstance(want, gpu.Support)
+    for name in SUPPORT_FIELDS if support else [field.name for field in _fields(want)]:
+        a, b = getattr(got, name), getattr(want, name)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), name
+        same = same_bits(a, b)
+        assert same.all(), f"{name} at {np.argwhere(~same)[:5].tolist()}: {a[~same][:5]}, expected {b[~same][:5]}"
+    if not support:
+        return
+    assert got.capacity == want.capacity
+    for row in np.flatnonzero(want.count <= want.capacity):
+        for name in ("token_ids", "weights"):
+            a, b = (getattr(record, name)[row, : want.count[row]] for record in (got, want))
+            assert np.array_equal(a, b), f"{name} of row {row}"

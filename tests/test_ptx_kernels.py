@@ -1,0 +1,133 @@
+"""What the compilers make of every kernel: wide loads, no float64 in hot loops, nothing fused, nothing spilled.
+
+Each kernel is compiled once a session, for compute capability 9.0. Where the figures are bounds, they are those of
+the kernels as they are, and less is better.
+"""
+
+import re
+from functools import cache
+
+import pytest
+
+from gpu.capture.kernel import capture_kernel
+from gpu.support.pick import pick_kernel
+from gpu.support.scan import scan_kernel
+from gpu.verification.chain import verify_kernel
+from tests.ptx import analyse, compile_ptx
+from tests.strategies import DTYPES
+
+REGISTERS = 65536  # of a multiprocessor
+RINT, ATANH_TERM = r"cvt\.rni\.f32\.f32", r"div\.rn\.f64[^\n]*"
+WEIGHT_FMAS, LOG_FMAS = 8, 12  # in gpu/weights.py: of `weight`, of `log64`
+
+KERNELS = {
+    **{f"scan {name}": (scan_kernel, name) for name in DTYPES},
+    **{f"pick {name}": (pick_kernel, name) for name in DTYPES},
+    **{f"verify {name}": (verify_kernel, name, None) for name in DTYPES},
+    **{
+        f"verify {name} proposing {other}": (verify_kernel, name, other)
+        for name, other in zip(DTYPES, DTYPES[1:] + DTYPES[:1], strict=True)
+    },
+    **{f"capture {name}": (capture_kernel, name) for name in DTYPES},
+}
+SPILLED = {"pick": 720}  # bytes of stores and loads at the registers that the kernel allows itself
+
+
+@cache
+def compiled(case):
+    """The kernel, its PTX and the facts about it at the registers that it asks for."""
+    factory, *arguments = KERNELS[case]
+    kernel = factory(*arguments)
+    ptx = compile_ptx(kernel.function, tuple(kernel.signature.args))
+    return kernel, ptx, analyse(ptx, max_registers=kernel.max_registers)
+
+
+def cases(*kinds):
+    return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
+
+
+@cases("scan", "pick", "verify", "capture")
+def test_a_block_fits_a_multiprocessor(case):
+    kernel, _, facts = compiled(case)
+    assert facts.shared_bytes <= 48 * 1024
+    allocated = -(-facts.registers // 8) * 8 * kernel.threads
+    assert 2 * allocated <= REGISTERS  # so that one block's latency is another's work
+
+
+@cases("scan", "pick", "verify", "capture")
+def test_nothing_is_spilled(case):
+    _, _, facts = compiled(case)
+    assert facts.num_local == 0  # an array that the compiler can't keep in registers
+    limit = SPILLED.get(case.split()[0], 0)
+    assert facts.spill_bytes <= limit
+    assert facts.stack_bytes <= limit
+
+
+@cases("scan")
+def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
+    _, ptx, facts = compiled(case)
+    assert facts.num_16_byte_loads == 4
+    assert len(re.findall(r"\bld\.global\.L1::no_allocate\.v4", ptx)) == 4
+    assert not re.search(r"\bld\.global\.(?!L1)", ptx)  # and nothing else of the logits
+    assert facts.num_f64 == facts.num_fma == 0
+    assert facts.registers <= 40  # three blocks of 512 threads a multiprocessor
+    assert set(facts.atomics) == {"atom.shared.add.u32", "atom.global.add.u32"}
+    packed = {"float32": r"max\.NaN\.f32", "float16": r"max\.NaN\.f16x2", "bfloat16": r"max\.NaN\.bf16x2"}
+    assert re.search(packed[case.split()[1]], ptx)
+    assert "redux.sync.max.u32" in ptx
+
+
+@cases("pick", "verify", "capture")
+def test_rows_are_read_again_wide(case):
+    assert compiled(case)[2].num_16_byte_loads >= {"pick": 9, "verify": 6, "capture": 1}[case.split()[0]]
+
+
+@cases("pick", "verify", "capture")
+def test_float64_is_rare(case):
+    """It is for scales, thresholds and logarithms: a row each, not an element."""
+    _, ptx, facts = compiled(case)
+    assert facts.num_f64 <= {"pick": 60, "verify": 190, "capture": 70}[case.split()[0]]
+    if case.startswith("pick"):
+        assert not [loop for loop in innermost_loops(ptx) if computes_in_f64(loop)]
+
+
+@cases("scan", "pick", "verify", "capture")
+def test_atomics_are_32_bits_wide(case):
+    for name in compiled(case)[2].atomics:
+        assert name.endswith(("u32", "s32", "b32")), name
+
+
+@cases("pick", "verify", "capture")
+def test_no_product_is_fused_into_a_sum(case):
+    """Every fma is one that gpu/weights.py asks for, and no loose product reaches a sum in which it could be fused."""
+    _, ptx, facts = compiled(case)
+    num_weights = len(re.findall(RINT, ptx))
+    num_logs = len(re.findall(r"mul\.f64\s[^\n]*0d3D30000000000000", ptx))  # total / 2^44
+    assert facts.num_fma == WEIGHT_FMAS * num_weights + LOG_FMAS * num_logs
+    loose = set(re.findall(r"\bmul(?:\.ftz)?\.f(?:32|64)\s+(%\w+),", ptx))
+    sums = re.findall(r"\b(?:add|sub)(?:\.\w+)*\.f(?:32|64)\s+%\w+,\s*([^;]*);", ptx)
+    assert not [terms for terms in sums if loose & set(re.findall(r"%\w+", terms))]
+
+
+def innermost_loops(ptx):
+    """The text from each label to a backward branch to it that holds no other loop."""
+    lines = ptx.splitlines()
+    at = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"(\$\w+):", line))}
+    spans = []
+    for i, line in enumerate(lines):
+        found = re.search(r"\bbra(?:\.uni)?\s+(\$\w+);", line)
+        if found and at.get(found[1], i + 1) <= i:
+            spans.append((at[found[1]], i))
+    inner = [a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
+    return ["\n".join(lines[first : last + 1]) for first, last in inner]
+
+
+def computes_in_f64(text):
+    return re.search(r"\b(?:add|sub|mul|div|fma|cvt)\S*\.f64", text)
+
+
+def test_innermost_loops_of_a_text():
+    text = "$A:\n add.f64 %d;\n$B:\n add.s32 %r;\n bra $B;\n @%p bra $A;\n bra $C;\n$C:\n ret;"
+    assert innermost_loops(text) == ["$B:\n add.s32 %r;\n bra $B;"]
+    assert computes_in_f64(text)
+    assert not computes_in_f64(innermost_loops(text)[0])
