@@ -28,13 +28,14 @@ class Device:
     name = "device"
 
     def up(self, array):
-        """The array on the device, with the strides that it has here."""
+        """The array on the device, with the strides that it has here, and as far from a granule's boundary as it is
+        from one in the array that it is a view of."""
         import cupy
 
-        if array.flags.c_contiguous:
-            return cupy.asarray(array)
-        flat = cupy.asarray(memory_of(array))
-        return cupy.ndarray(array.shape, array.dtype, flat.data, array.strides)
+        offset, memory = offset_of(array) % 16, memory_of(array)
+        buffer = cupy.zeros(offset + memory.size, array.dtype)
+        buffer[offset:].set(memory)
+        return cupy.ndarray(array.shape, array.dtype, buffer[offset:].data, array.strides)
 
     def down(self, array):
         """A device array as NumPy's."""
@@ -95,6 +96,12 @@ def memory_of(array):
     lengths = [length for length in array.shape if length > 1]
     span = sum(step * (length - 1) for step, length in zip(steps, lengths, strict=True)) // array.itemsize + 1
     return np.lib.stride_tricks.as_strided(array, (span if array.size else 0,), (array.itemsize,))
+
+
+def offset_of(view):
+    """Elements from the start of the array that owns the memory to the start of the view."""
+    owner = view if view.base is None or not isinstance(view.base, np.ndarray) else view.base
+    return (view.ctypes.data - owner.ctypes.data) // view.itemsize
 
 
 def same_bits(a, b):

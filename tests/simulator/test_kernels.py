@@ -43,7 +43,7 @@ def test_rounds_are_the_host_twins(batch, width, size, dtype, of_proposal, order
     backend.verify_chain(*arguments, threshold_single=0.4, threshold_acc=0.8)
 
 
-@pytest.mark.parametrize(("dtype", "order"), zip(("float32", "bfloat16"), FILTER_ORDERS, strict=True))
+@pytest.mark.parametrize(("dtype", "order"), list(zip(("float32", "bfloat16"), FILTER_ORDERS, strict=True)))
 def test_more_candidates_than_fit(dtype, order):
     """No bound, or a bound that too many reach: cutoffs and entries come from the row itself."""
     size, rng = 4500, np.random.default_rng(31)
