@@ -1,13 +1,14 @@
 # Every target creates the virtual environment it needs. On a machine with an NVIDIA driver the
-# matching CUDA extra is installed too.
+# matching CUDA extra is installed too, elsewhere what compiles kernels without a device.
 VENV ?= .venv
 PYTHON ?= python3
 EXAMPLES ?= 2000
 PY := $(VENV)/bin/python
-CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\(1[23]\).*/,cuda\1/p' | head -n 1)
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\(1[23]\).*/cuda\1/p' | head -n 1)
+PINS := -c constraints.txt $(if $(CUDA),,-c constraints-ptx.txt)
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint unit fuzz bench bench-kernels clean
+.PHONY: demo test lint unit test-gpu fuzz fuzz-gpu bench bench-kernels clean
 
 demo: $(STAMP)
 	$(PY) -m pipeline.demo
@@ -21,9 +22,17 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	$(PY) -m pytest --durations=10
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest tests/simulator --durations=10
+
+test-gpu: $(STAMP)
+	$(PY) -m pytest -m gpu --durations=10
+	$(PY) -m tests.sanitize
 
 fuzz: $(STAMP)
-	SPECMASK_FUZZ_EXAMPLES=$(EXAMPLES) $(PY) -m pytest tests/test_gpu_*.py
+	SPECMASK_FUZZ_EXAMPLES=$(EXAMPLES) $(PY) -m pytest -m 'not gpu' tests/test_gpu_*.py
+
+fuzz-gpu: $(STAMP)
+	SPECMASK_FUZZ_EXAMPLES=$(EXAMPLES) $(PY) -m pytest -m gpu tests/test_gpu_*.py
 
 bench: $(STAMP)
 	$(PY) -m benchmarks.filter_cpu
@@ -32,10 +41,10 @@ bench: $(STAMP)
 bench-kernels: $(STAMP)
 	$(PY) -m benchmarks.kernels
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg pyproject.toml constraints.txt constraints-ptx.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,demo$(CUDA)]'
+	$(PY) -m pip install --quiet --disable-pip-version-check $(PINS) -e '.[test,demo,$(or $(CUDA),ptx)]'
 	touch $@
 
 clean:

@@ -33,8 +33,8 @@ class Device:
         import cupy
 
         offset, memory = offset_of(array) % 16, memory_of(array)
-        buffer = cupy.zeros(offset + memory.size, array.dtype)
-        buffer[offset:].set(memory)
+        buffer = cupy.zeros(-(-(offset + memory.size) // 32) * 32, array.dtype)  # whole granules, as allocators give
+        buffer[offset : offset + memory.size].set(memory)
         return cupy.ndarray(array.shape, array.dtype, buffer[offset:].data, array.strides)
 
     def down(self, array):

@@ -1,9 +1,11 @@
 """What only a device has: full batches of full vocabularies, repeats, streams, CUDA graphs, and its own door."""
 
+import numpy as np
 import pytest
 
 from gpu import FILTER_ORDERS, Capture, Support, Verdict, capture_masks, select_support, verify_chain
 from tests.backends import DEVICE, HOST, assert_same
+from tests.device_door import CASES, call
 from tests.rounds import assert_same_rows, in_gaps, make_proposal, make_round, run_round
 from tests.strategies import DTYPES
 
@@ -175,3 +177,23 @@ def test_results_are_written_into_out():
                                   ("token_ids", "tokens", "token_ids"), strict=True):  # fmt: skip
             assert getattr(old, name).data.ptr == getattr(new, name).data.ptr
     assert [type(record) for record in (buffers.support, buffers.verdict, buffers.masks)] == [Support, Verdict, Capture]
+
+
+@pytest.mark.parametrize(("function", "change", "message"), CASES)
+def test_bad_arguments(function, change, message):
+    call(function, lambda up: {}, DEVICE.up)
+    with pytest.raises(ValueError, match=message):
+        call(function, change, DEVICE.up)
+
+
+def test_device_arguments_beside_host_logits():
+    ones = np.ones(2, np.float32)
+    with pytest.raises(ValueError, match=r"temperature=ndarray, expected a NumPy array float32\[2\]"):
+        select_support(np.zeros((2, 4), np.float32), DEVICE.up(ones), np.zeros(2, np.int32), ones, capacity=4)
+
+
+def test_a_round_wider_than_a_block():
+    size, width = 4, 257
+    round_ = make_round(46, 1, width, size, "float32")
+    with pytest.raises(ValueError, match=r"width=257, expected 1..256 rows a request on a device"):
+        run_round(DEVICE, round_, "joint", size, size)

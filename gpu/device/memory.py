@@ -44,7 +44,11 @@ def check_device(name: str, value: Array, dtype: type, shape: tuple[int, ...]) -
 
 
 class DeviceLogits(NamedTuple):
-    """Logits [R, V] or [B, W, V] as the first arguments of a kernel."""
+    """Logits [R, V] or [B, W, V] as the first arguments of a kernel.
+
+    Kernels read whole granules, so up to 31 bytes before and behind the array: what the allocation holds there, since
+    CUDA allocates in multiples of 256 bytes.
+    """
 
     words: Any
     skew: int  # elements between the pointer, rounded down to a granule, and the first logit
