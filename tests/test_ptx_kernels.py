@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 
+from gpu.capture.fused import fused_kernel
 from gpu.capture.kernel import capture_kernel
 from gpu.support.pick import pick_kernel
 from gpu.support.scan import scan_kernel
@@ -31,8 +32,14 @@ KERNELS = {
         for name, other in zip(DTYPES, DTYPES[1:] + DTYPES[:1], strict=True)
     },
     **{f"capture {name}": (capture_kernel, name) for name in DTYPES},
+    "fused bfloat16": (fused_kernel, "bfloat16", None),
+    "fused float32 proposing float32": (fused_kernel, "float32", "float32"),
 }
-SPILLED = {"pick": 720}  # bytes of stores and loads at the registers that the kernel allows itself
+SPILLED = {
+    "pick": 400,
+    "verify": 96,
+    "fused": 256,
+}  # bytes of stores and loads at the registers that the kernel allows itself
 
 
 @cache
@@ -48,7 +55,7 @@ def cases(*kinds):
     return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
 
 
-@cases("scan", "pick", "verify", "capture")
+@cases("scan", "pick", "verify", "capture", "fused")
 def test_a_block_fits_a_multiprocessor(case):
     kernel, _, facts = compiled(case)
     assert facts.shared_bytes <= 48 * 1024
@@ -56,7 +63,7 @@ def test_a_block_fits_a_multiprocessor(case):
     assert 2 * allocated <= REGISTERS  # so that one block's latency is another's work
 
 
-@cases("scan", "pick", "verify", "capture")
+@cases("scan", "pick", "verify", "capture", "fused")
 def test_nothing_is_spilled(case):
     _, _, facts = compiled(case)
     assert facts.num_local == 0  # an array that the compiler can't keep in registers
@@ -79,16 +86,16 @@ def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
     assert "redux.sync.max.u32" in ptx
 
 
-@cases("pick", "verify", "capture")
+@cases("pick", "verify", "capture", "fused")
 def test_rows_are_read_again_wide(case):
-    assert compiled(case)[2].num_16_byte_loads >= {"pick": 9, "verify": 6, "capture": 1}[case.split()[0]]
+    assert compiled(case)[2].num_16_byte_loads >= {"pick": 9, "verify": 6, "capture": 1, "fused": 7}[case.split()[0]]
 
 
-@cases("pick", "verify", "capture")
+@cases("pick", "verify", "capture", "fused")
 def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
-    assert facts.num_f64 <= {"pick": 60, "verify": 190, "capture": 70}[case.split()[0]]
+    assert facts.num_f64 <= {"pick": 60, "verify": 190, "capture": 80, "fused": 230}[case.split()[0]]
     if case.startswith("pick"):
         weighing = [loop for loop in innermost_loops(ptx) if re.search(RINT, loop)]
         assert len(weighing) > 5
@@ -101,7 +108,7 @@ def test_atomics_are_32_bits_wide(case):
         assert name.endswith(("u32", "s32", "b32")), name
 
 
-@cases("pick", "verify", "capture")
+@cases("pick", "verify", "capture", "fused")
 def test_no_product_is_fused_into_a_sum(case):
     """Every fma is one that gpu/weights.py asks for, and no loose product reaches a sum in which it could be fused."""
     _, ptx, facts = compiled(case)

@@ -19,7 +19,15 @@ from gpu.device.launch import Kernel, pointer_to
 from gpu.device.policy import SUPPORT_TYPES, LogScale, Policy, log_probability_under, open_policy
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
-from gpu.verification.chain import LOGIT_TYPES, REQUEST_TYPES, SCRATCH64, THREADS, VERDICT_TYPES, settle_of
+from gpu.verification.chain import (
+    LOGIT_TYPES,
+    MAX_REGISTERS,
+    REQUEST_TYPES,
+    SCRATCH64,
+    THREADS,
+    VERDICT_TYPES,
+    settle_of,
+)
 
 MAX_WIDTH = 64  # rows a request that the kernel holds in shared memory
 _KNOWN, _ROW = 1 << 60, 1 << 40  # in what a request makes known: that it did; one row
@@ -148,4 +156,4 @@ def fused_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -
     signature = void(
         *LOGIT_TYPES, *SUPPORT_TYPES, *REQUEST_TYPES, *VERDICT_TYPES, int32, pointer_to(int64), *CAPTURE_TYPES,
     )  # fmt: skip
-    return Kernel(verify_and_capture, signature, threads)
+    return Kernel(verify_and_capture, signature, threads, MAX_REGISTERS)

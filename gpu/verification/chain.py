@@ -18,6 +18,7 @@ from gpu.device.vectors import element_of, format_of, row_start
 from gpu.verification.draw import Law, draw_of
 
 THREADS = 512
+MAX_REGISTERS = 64  # two blocks a multiprocessor
 SCRATCH64 = 33  # int64 of shared memory
 _OK, _INVALID = np.uint8(statuses.OK), np.uint8(statuses.INVALID)
 _ACCEPTED, _DRAWN, _BAD = 0, 1, 2
@@ -172,4 +173,4 @@ def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) 
         )  # fmt: skip
 
     signature = void(*LOGIT_TYPES, *SUPPORT_TYPES, *REQUEST_TYPES, *VERDICT_TYPES)
-    return Kernel(verify, signature, threads)
+    return Kernel(verify, signature, threads, MAX_REGISTERS)

@@ -10,10 +10,3 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
 from tests.cuda_simulator import install
 
 install()
-
-from gpu.device import instructions, simulated  # noqa: E402
-
-# Before a kernel's module takes them by name.
-for _name, _stand_in in vars(simulated).items():
-    if not _name.startswith("_") and hasattr(instructions, _name):
-        setattr(instructions, _name, _stand_in)
