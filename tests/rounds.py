@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.backends import SUPPORT_FIELDS, same_bits
+from tests.backends import SUPPORT_FIELDS, assert_same, same_bits
 from tests.strategies import LANDSCAPES, cast, landscape
 
 POISONS = (np.nan, -np.nan, np.inf, "empty")
@@ -88,7 +88,21 @@ def run_round(backend, round_, order, capacity, max_support, proposal=None, **th
     verdict = backend.verify_chain(
         round_.logits, support, round_.drafts, round_.num_drafts, *round_.coins, proposal, **thresholds
     )
-    return support, verdict, backend.capture_masks(round_.logits, support, verdict, round_.wanted, max_support)
+    capture = backend.capture_masks(round_.logits, support, verdict, round_.wanted, max_support)
+    if not thresholds:
+        together = backend.verify_and_capture(
+            round_.logits,
+            support,
+            round_.drafts,
+            round_.num_drafts,
+            *round_.coins,
+            round_.wanted,
+            max_support,
+            proposal,
+        )
+        assert_same(together[0], verdict)
+        assert_same(together[1], capture)
+    return support, verdict, capture
 
 
 def in_gaps(logits, before, behind):

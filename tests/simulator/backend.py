@@ -18,6 +18,7 @@ FACTORIES = (
     (support_device, "pick_kernel"),
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
+    (capture_device, "fused_kernel"),
 )
 READERS = (support_device, verification_device, capture_device)
 
@@ -39,6 +40,10 @@ class Simulated(Device):
     def _call(self, function, arguments, options):
         with self.patched():
             return super()._call(function, arguments, options)
+
+    def verify_and_capture(self, *arguments):
+        with self.patched():
+            return super().verify_and_capture(*arguments)
 
     @contextmanager
     def patched(self):
