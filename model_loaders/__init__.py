@@ -1,6 +1,6 @@
 """Targets, drafts, their checkpoint formats and the key-value cache with rows of their own lengths."""
 
-from model_loaders.draft_checkpoint import load_draft, save_draft
+from model_loaders.drafts import load_draft, save_draft
 from model_loaders.errors import CheckpointError
 from model_loaders.kv_cache import RowCache
 from model_loaders.target import Target, load_target

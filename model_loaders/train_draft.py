@@ -21,8 +21,10 @@ from typing import Any
 import torch
 import transformers
 
-from model_loaders.dflash import FULL, DFlashConfig, DFlashDraft
-from model_loaders.draft_checkpoint import default_layer_ids, load_draft, save_draft
+from model_loaders.drafts.backbone import FULL, DraftConfig
+from model_loaders.drafts.checkpoint import load_draft, save_draft
+from model_loaders.drafts.dflash import DFlashDraft
+from model_loaders.drafts.formats.zlab import default_layer_ids
 from model_loaders.errors import CheckpointError
 from model_loaders.target import load_target
 from model_loaders.training.acceptance import count_rounds
@@ -128,7 +130,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def fitting_steps(
-    args: argparse.Namespace, target: Any, config: DFlashConfig, texts: list[Text], options: TrainingOptions
+    args: argparse.Namespace, target: Any, config: DraftConfig, texts: list[Text], options: TrainingOptions
 ) -> int:
     """How many steps fit in --train-seconds, by timing some steps of a trainer that is thrown away."""
     if args.resume:
@@ -170,12 +172,12 @@ def written_texts(args: argparse.Namespace, target: Any) -> list[Text]:
     return texts
 
 
-def draft_config(args: argparse.Namespace, target: Any) -> DFlashConfig:
+def draft_config(args: argparse.Namespace, target: Any) -> DraftConfig:
     """The draft's shape: the target's attention shape and RoPE base, and what the command line says."""
     source = target.config
     heads = source.num_attention_heads
     rope = getattr(source, "rope_parameters", None) or {}
-    return DFlashConfig(
+    return DraftConfig(
         hidden_size=target.hidden_size,
         intermediate_size=args.intermediate_size or source.intermediate_size,
         num_attention_heads=heads,

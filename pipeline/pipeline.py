@@ -56,7 +56,7 @@ class SpeculativePipeline:
 
     Args:
         target: `model_loaders.Target`.
-        draft: `model_loaders.DFlashDraft` or another that implements its interface; None: ordinary decoding.
+        draft: A `model_loaders.drafts.Draft`; None: ordinary decoding.
         options: See `pipeline.state.Options`, as keywords.
 
     Attributes:
@@ -67,7 +67,7 @@ class SpeculativePipeline:
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
         checked = Options.checked(options).within(target)
         # A block is written to the cache whole, so its last rows may lie beyond max_length.
-        room = checked.max_length + (1 if draft is None else draft.block_size)
+        room = checked.max_length + (1 if draft is None else 1 + draft.num_drafts)
         self.state = State(
             target=target,
             draft=draft,

@@ -33,14 +33,25 @@ class Proposal:
         requests: B requests, in slot order.
         draft_tokens: int32 [B, W - 1].
         num_drafts: int32 [B], at most W - 1: what its limits leave a request room for.
-        draft_probs: float32 [B, W - 1, V], the law that each draft was drawn from; None where the drafts were
-            chosen, not drawn (their law is one-hot).
+        draft_probs: float32 [B, W - 1, V], the law that each draft was drawn from (one-hot for a chosen one); None
+            where all drafts were chosen.
+        draft_ids: int64 [B, W - 1, K]: the tokens of the entries of draft_probs, which is [B, W - 1, K] then and
+            zero elsewhere; None where it has all of the vocabulary.
     """
 
     requests: list[Request]
     draft_tokens: np.ndarray
     num_drafts: np.ndarray
     draft_probs: np.ndarray | None = None
+    draft_ids: np.ndarray | None = None
+
+    def dense_probs(self, vocabulary: int) -> np.ndarray | None:
+        """draft_probs over the whole vocabulary, float32 [B, W - 1, vocabulary], or None."""
+        if self.draft_probs is None or self.draft_ids is None:
+            return self.draft_probs
+        whole = np.zeros((*self.draft_probs.shape[:2], vocabulary), dtype=np.float32)
+        np.put_along_axis(whole, self.draft_ids, self.draft_probs, axis=2)
+        return whole
 
 
 @dataclass(frozen=True)

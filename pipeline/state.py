@@ -24,6 +24,9 @@ class Options:
         max_support: The cap on a captured support.
         allow_unbounded_support: Serve masks without a finite top_k.
         prefill_chunk: Prompt tokens a forward.
+        proposal: How a sampled request's drafts come about: "argmax" takes the draft's likeliest tokens, "sample" draws
+            them from the draft's law at the request's temperature, "auto" is the method's own way (DFlash: "argmax",
+            DSpark and DFlash 2: "sample"). The law of the output is the same; how many drafts are kept is not.
     """
 
     max_batch: int = 32
@@ -32,6 +35,7 @@ class Options:
     max_support: int = 4096
     allow_unbounded_support: bool = False
     prefill_chunk: int = 512
+    proposal: str = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (("max_batch", 1), ("max_length", 2), ("max_support", 1), ("prefill_chunk", 1)):
@@ -41,6 +45,8 @@ class Options:
             object.__setattr__(self, name, int(value))
         if self.filter_order not in ("top_k_first", "joint"):
             raise InvalidRequest(f'filter_order={self.filter_order!r}, expected "top_k_first" or "joint"')
+        if self.proposal not in ("auto", "argmax", "sample"):
+            raise InvalidRequest(f'proposal={self.proposal!r}, expected "auto", "argmax" or "sample"')
         if not isinstance(self.allow_unbounded_support, bool):
             raise InvalidRequest(f"allow_unbounded_support={self.allow_unbounded_support!r}, expected True or False")
 
@@ -175,4 +181,4 @@ class State:
     @property
     def block_size(self) -> int:
         """Rows of a verify block: the anchor and the drafts."""
-        return 1 if self.draft is None else self.draft.block_size
+        return 1 if self.draft is None else 1 + self.draft.num_drafts

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from model_loaders import load_draft, load_target, save_draft
-from model_loaders.dflash import DFlashConfig, DFlashDraft, DFlashModule
+from model_loaders.drafts.backbone import Backbone, DraftConfig
+from model_loaders.drafts.dflash import DFlashDraft
 from pipeline import SpeculativePipeline
 from tests.tiny_models import write_tiny_target
 
@@ -35,7 +36,7 @@ def target(vocab_size=320, arch="llama", **shape):
 def draft_folder(vocab_size=320, block_size=4, seed=0) -> Path:
     """A random, so bad, DFlash draft for `target(vocab_size)`, written in the public format."""
     loaded = target(vocab_size)
-    config = DFlashConfig(
+    config = DraftConfig(
         hidden_size=loaded.hidden_size,
         intermediate_size=2 * loaded.hidden_size,
         num_attention_heads=loaded.config.num_attention_heads,
@@ -49,7 +50,7 @@ def draft_folder(vocab_size=320, block_size=4, seed=0) -> Path:
         vocab_size=vocab_size,
     )
     generator = torch.Generator().manual_seed(seed)
-    module = DFlashModule(config)
+    module = Backbone(config)
     with torch.no_grad():
         for name, weight in module.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)

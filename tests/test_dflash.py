@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from model_loaders.dflash import FULL, SLIDING, DFlashConfig, DFlashDraft, DFlashModule
+from model_loaders.drafts.backbone import FULL, SLIDING, Backbone, DraftConfig
+from model_loaders.drafts.dflash import DFlashDraft
 from tests import naive_dflash
 
 VOCAB, MASK = 61, 60
@@ -15,7 +16,7 @@ VOCAB, MASK = 61, 60
 
 def make_draft(seed: int = 0, **overrides) -> DFlashDraft:
     """A random float32 draft over a fake target: an embedding and a head are all that a draft borrows."""
-    config = DFlashConfig(
+    config = DraftConfig(
         **{
             "hidden_size": 24,
             "intermediate_size": 40,
@@ -31,7 +32,7 @@ def make_draft(seed: int = 0, **overrides) -> DFlashDraft:
         | overrides
     )
     generator = torch.Generator().manual_seed(seed)
-    module = DFlashModule(config)
+    module = Backbone(config)
     with torch.no_grad():
         for name, weight in module.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
@@ -40,6 +41,11 @@ def make_draft(seed: int = 0, **overrides) -> DFlashDraft:
     head = torch.randn(VOCAB, config.hidden_size, generator=generator)
     target = SimpleNamespace(embed=lambda ids: embedding[ids], head=lambda hidden: hidden @ head.T)
     return DFlashDraft(module.eval(), target)
+
+
+def logits_of(draft, *arguments, **options):
+    """The logits [b, D, V] behind a proposal."""
+    return draft.logits(draft.hidden(*arguments, **options))
 
 
 def naive_logits(draft: DFlashDraft, features: torch.Tensor, anchor: int, frequencies=None, scale=1.0):
@@ -85,7 +91,7 @@ def test_ragged_rounds_equal_the_oracle(kind):
     for _ in range(4):
         starts = torch.tensor([len(rows) for rows in kept])
         anchors = torch.randint(0, VOCAB - 1, (4,), generator=generator)
-        logits = draft.propose(anchors, starts, cache, slots)
+        logits = logits_of(draft, anchors, starts, cache, slots)
         assert logits.shape == (4, block - 1, VOCAB)
         for row in range(4):
             expected = naive_logits(draft, kept[row], int(anchors[row]))
@@ -103,8 +109,8 @@ def test_kv_length_only_adds_hidden_keys():
     cache = draft.new_cache(2, 32)
     draft.extend(torch.randn(2, 7, 72), torch.arange(7).expand(2, -1), cache)
     anchors, starts = torch.tensor([3, 4]), torch.tensor([7, 5])
-    short = draft.propose(anchors, starts, cache)
-    torch.testing.assert_close(draft.propose(anchors, starts, cache, kv_length=32), short, atol=1e-5, rtol=1e-5)
+    short = logits_of(draft, anchors, starts, cache)
+    torch.testing.assert_close(logits_of(draft, anchors, starts, cache, kv_length=32), short, atol=1e-5, rtol=1e-5)
 
 
 def test_one_slot_does_not_see_another():
@@ -115,7 +121,7 @@ def test_one_slot_does_not_see_another():
     draft.extend(torch.randn(3, 12, 72), torch.arange(12).expand(3, -1), shared)
     draft.extend(features, at, shared, [1])
     anchors, starts = torch.tensor([9]), torch.tensor([6])
-    torch.testing.assert_close(draft.propose(anchors, starts, shared, [1]), draft.propose(anchors, starts, alone))
+    torch.testing.assert_close(logits_of(draft, anchors, starts, shared, [1]), logits_of(draft, anchors, starts, alone))
 
 
 def test_scaled_rope_is_used():
@@ -125,7 +131,7 @@ def test_scaled_rope_is_used():
     features = torch.randn(5, 72)
     cache = draft.new_cache(1, 16)
     draft.extend(features[None], torch.arange(5)[None], cache)
-    logits = draft.propose(torch.tensor([2]), torch.tensor([5]), cache)[0]
+    logits = logits_of(draft, torch.tensor([2]), torch.tensor([5]), cache)[0]
     torch.testing.assert_close(logits, naive_logits(draft, features, 2, frequencies), atol=1e-5, rtol=1e-5)
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model_loaders import draft_checkpoint
-from model_loaders.dflash import SLIDING
-from model_loaders.draft_checkpoint import default_layer_ids, load_draft, save_draft
+from model_loaders.drafts import checkpoint as draft_checkpoint
+from model_loaders.drafts.backbone import SLIDING
+from model_loaders.drafts.checkpoint import load_draft, save_draft
+from model_loaders.drafts.formats.zlab import default_layer_ids
 from model_loaders.errors import CheckpointError
 from tests.test_dflash import MASK, VOCAB, make_draft
 
@@ -143,17 +144,18 @@ CONFIGS = [
     ),
     (lambda c: c["dflash_config"].update(target_layer_ids=[-2, 1]), r"target_layer_ids=\[-2, 1\]"),
     (lambda c: c["dflash_config"].update(conv_kernel_size=2), "dflash_config.conv_kernel_size=2.*implement"),
-    (lambda c: c.update(output_multiplier=0.5), "output_multiplier=0.5, expected 1.0"),
+    (lambda c: c.update(output_multiplier=-0.5), "output_multiplier=-0.5, expected a positive number"),
     (lambda c: c.update(attention_sink_bias=True), "attention_sink_bias=True, expected False"),
-    (lambda c: c.update(final_logit_softcapping=30.0), "final_logit_softcapping=30.0, expected None"),
+    (lambda c: c.update(final_logit_softcapping="x"), "final_logit_softcapping='x', expected a positive number"),
     (lambda c: c.update(attention_value_scale=2.0), "attention_value_scale=2.0"),
     (lambda c: c.update(markov_rank=256), "markov_rank=256"),
     (
         lambda c: c.update(architectures=["DFlash2DraftModel"]),
-        r"\['DFlash2DraftModel'\], expected \['DFlashDraftModel'\]",
+        "conv_kernel_size=0 and selector_rank=0, expected one of them for DFlash2DraftModel",
     ),
-    (lambda c: c.update(architectures=["Qwen3DSparkModel"]), "Qwen3DSparkModel"),
-    (lambda c: c.update(speculators_model_type="dflash"), "speculators_model_type='dflash'"),
+    (lambda c: c.update(architectures=["Qwen3DSparkModel"]), "target_layer_ids=None, expected a list"),
+    (lambda c: c.update(architectures=["Eagle3"]), r"architectures=\['Eagle3'\], expected one of DFlashDraftModel, "),
+    (lambda c: c.update(speculators_model_type="dflash"), "transformer_layer_config=None, expected an object"),
     (lambda c: c.pop("rope_theta"), "rope_theta=None"),
     (
         lambda c: c.update(rope_scaling={"type": "dynamic", "factor": 2.0}),

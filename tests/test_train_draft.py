@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model_loaders.dflash import FULL, SLIDING, DFlashDraft
-from model_loaders.draft_checkpoint import load_draft
+from model_loaders.drafts.backbone import FULL, SLIDING
+from model_loaders.drafts.checkpoint import load_draft
+from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.target import load_target
 from model_loaders.train_draft import main, mask_token_id
 from model_loaders.training.acceptance import count_rounds
@@ -18,7 +19,7 @@ from model_loaders.training.dataset import Batch, Batches, Text, load_texts, sav
 from model_loaders.training.prompts import Plan, read_prompts, self_written
 from model_loaders.training.trainer import TargetStates
 from model_loaders.training.writing import Writer
-from tests.test_dflash import make_draft
+from tests.test_dflash import logits_of, make_draft
 from tests.tiny_models import write_tiny_target
 
 
@@ -59,7 +60,7 @@ def test_training_blocks_equal_proposals(kind):
             anchor = int(anchors[row, column])
             cache = draft.new_cache(1, 32)
             draft.extend(features[row : row + 1, :anchor], torch.arange(anchor)[None], cache)
-            expected = draft.propose(tokens[row, anchor : anchor + 1], torch.tensor([anchor]), cache)
+            expected = logits_of(draft, tokens[row, anchor : anchor + 1], torch.tensor([anchor]), cache)
             got = draft.target.head(hidden[row, column, 1:])
             torch.testing.assert_close(got[None], expected, atol=1e-4, rtol=1e-4)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from model_loaders.dflash import DFlashDraft
+from model_loaders.drafts.proposal import Draft
 
 Proposal = Literal["argmax", "sample"]
 
@@ -46,7 +46,7 @@ class Rounds:
 @torch.inference_mode()
 def count_rounds(
     target: Any,
-    draft: DFlashDraft,
+    draft: Draft,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -64,7 +64,7 @@ def count_rounds(
     draws them from the draft and accepts with min(1, p/q). shuffle_features: give each row the features of
     its neighbour; acceptance must collapse.
     """
-    device, block, rows = target.device, draft.block_size, len(prompts)
+    device, block, rows = target.device, 1 + draft.num_drafts, len(prompts)
     generator = torch.Generator(device).manual_seed(seed)
     longest = max(len(prompt) for prompt in prompts)
     room = longest + max_new_tokens + 2 * block
@@ -94,23 +94,29 @@ def count_rounds(
     tokens = torch.zeros(rows, dtype=torch.int64, device=device)
     rounds, reached = torch.zeros_like(tokens), torch.zeros(block, dtype=torch.int64, device=device)
     running = ~(anchors.unsqueeze(1) == eos).any(1)
+    sampled = temperature > 0 and proposal == "sample"
     span, limit = torch.arange(block, device=device), starts + max_new_tokens
     while bool(running.any()):
-        logits = draft.propose(anchors, starts, draft_cache).float()
-        q = _law(logits, temperature)
-        sampled = temperature > 0 and proposal == "sample"
-        drafts = _draw(q, generator) if sampled else logits.argmax(-1)
+        how: dict[str, Any] = {}
+        if sampled:
+            coins = torch.rand(rows, block - 1, generator=generator, device=device, dtype=torch.float64)
+            how = {"temperatures": torch.full((rows,), temperature, device=device), "uniforms": coins}
+        drafted = draft.propose(anchors, starts, draft_cache, **how)
+        drafts = drafted.tokens
         positions = starts.unsqueeze(1) + span
         out = target.forward(torch.cat([anchors.unsqueeze(1), drafts], 1), positions, cache)
         p = filtered(out.logits.float())
         p_drafts = p[:, :-1].gather(2, drafts.unsqueeze(2)).squeeze(2)
-        q_drafts = q.gather(2, drafts.unsqueeze(2)).squeeze(2) if sampled else torch.ones_like(p_drafts)
+        q_drafts = torch.ones_like(p_drafts)
+        if drafted.law is not None:
+            q = drafted.law.dense(p.shape[2])
+            q_drafts = q.gather(2, drafts.unsqueeze(2)).squeeze(2)
         coins = torch.rand(p_drafts.shape, generator=generator, device=device)
         accepted = (coins * q_drafts < p_drafts).long().cumprod(1).sum(1)
         # The row after the last accepted draft: the residual after a rejection, the target's law otherwise.
         final = p.gather(1, accepted.view(-1, 1, 1).expand(-1, 1, p.shape[2])).squeeze(1)
         where = accepted.clamp(max=block - 2).view(-1, 1, 1)
-        if sampled:
+        if drafted.law is not None:
             off = q.gather(1, where.expand(-1, 1, q.shape[2])).squeeze(1)
         else:
             off = torch.zeros_like(final).scatter_(1, drafts.gather(1, where.squeeze(2)), 2.0)

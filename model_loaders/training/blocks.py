@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from model_loaders.dflash import DFlashModule
+from model_loaders.drafts.backbone import Backbone
 from model_loaders.training.dataset import Batch
 
 
@@ -50,7 +50,7 @@ def draw_anchors(batch: Batch, count: int, generator: torch.Generator) -> tuple[
 
 
 def block_hidden(
-    module: DFlashModule,
+    module: Backbone,
     x: Tensor,
     features: Tensor,
     anchors: Tensor,
@@ -71,7 +71,7 @@ def block_hidden(
 class _Blocks(torch.nn.Module):
     """The forward of all blocks of a batch as one module, so that functional_call can swap its parameters."""
 
-    def __init__(self, module: DFlashModule):
+    def __init__(self, module: Backbone):
         super().__init__()
         self.module = module
 

@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from model_loaders.dflash import DFlashConfig, DFlashDraft, DFlashModule
+from model_loaders.drafts.backbone import Backbone, DraftConfig
+from model_loaders.drafts.block_draft import BlockDraft
 from model_loaders.errors import CheckpointError
 from model_loaders.taps import LayerTaps
 from model_loaders.training.attention import training_attention
@@ -58,7 +59,7 @@ class Trainer:
     def __init__(
         self,
         target: Any,
-        config: DFlashConfig,
+        config: DraftConfig,
         texts: Sequence[Text],
         held_out: Sequence[Text],
         options: TrainingOptions,
@@ -69,7 +70,7 @@ class Trainer:
         self.held_out = [collate(list(held_out[i : i + options.batch]), options.length)
                          for i in range(0, len(held_out), options.batch)]  # fmt: skip
         self.batches = Batches(texts, options.batch, options.length, options.seed)
-        self.module = DFlashModule(config)
+        self.module = Backbone(config)
         initialise(self.module, options.seed)
         self.module.to(self.device)
         self.named = dict(self.module.named_parameters())
@@ -131,7 +132,7 @@ class Trainer:
         return stats
 
     @torch.no_grad()
-    def start_from(self, draft: DFlashDraft) -> None:
+    def start_from(self, draft: BlockDraft) -> None:
         """Begin with a trained draft's weights. Raises CheckpointError if it is of another shape."""
         if draft.config != self.config:
             raise CheckpointError(
@@ -142,9 +143,9 @@ class Trainer:
         self.module.fc.weight.div_(self.feature_scale)
 
     @torch.no_grad()
-    def result(self) -> DFlashModule:
+    def result(self) -> Backbone:
         """The trained module for features as they come, float32 on the CPU."""
-        module = DFlashModule(self.config)
+        module = Backbone(self.config)
         module.load_state_dict({name: weight.cpu() for name, weight in self.module.state_dict().items()})
         module.fc.weight.mul_(self.feature_scale.cpu())
         return module
@@ -299,7 +300,7 @@ class TargetStates:
         return features, out.last_hidden_state
 
 
-def initialise(module: DFlashModule, seed: int) -> None:
+def initialise(module: Backbone, seed: int) -> None:
     """Normal weights of deviation 0.5 / sqrt(hidden_size), norms of one; the same for a seed everywhere."""
     generator = torch.Generator().manual_seed(seed)
     deviation = 0.5 / module.config.hidden_size**0.5

@@ -49,7 +49,7 @@ class Verify:
             proposal.num_drafts,
             self._coins(requests, width, gpu.ACCEPT),
             self._coins(requests, width, gpu.DRAW),
-            draft_probs=proposal.draft_probs,
+            draft_probs=proposal.dense_probs(vocabulary),
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,
         )

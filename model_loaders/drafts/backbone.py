@@ -1,24 +1,23 @@
-"""The DFlash draft: a few Qwen3-style layers that fill a block of masks in one forward.
+"""The backbone of the DFlash family: a few Qwen3-style layers that fill a block of masks in one forward.
 
-Source: DFlash, arXiv 2602.06036, section 3. The draft sees the target's hidden states ("features") of the
-committed tokens as keys and values, and fills ``[anchor, mask, ..., mask]`` in parallel. It has no embedding
-and no head of its own: both are the target's.
+Source: DFlash, arXiv 2602.06036, section 3. A draft sees the target's hidden states ("features") of the
+committed tokens as keys and values, and fills ``[anchor, mask, ..., mask]`` in parallel.
 
     features [b, n, m*d]  --fc, hidden_norm-->  context H [b, n, d]     (once, shared by all layers)
     block rows x [b, B, d] = embed([anchor, mask x (B-1)])
     per layer: Q from x; K and V from H and x by the same projections; k_norm and RoPE on both
-    logits of drafts 1..B-1 = head(norm(x))[1..B-1]
+    hidden states [b, B, d] = norm(x)
 
-``DFlashModule`` holds the weights and is what training optimises; ``DFlashDraft`` is what a pipeline calls.
+The embedding and the head are the target's, unless the checkpoint brings its own. ``Backbone`` holds the weights
+and is what training optimises; the methods (dflash.py, dspark.py, dflash2.py) add what turns hidden states into
+proposals.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,21 +26,28 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from model_loaders.kv_cache import RowCache, Slots
-
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 AttendTo = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, block keys, block values) -> the keys and values that block rows attend to, [b, h_kv, n, d]."""
 
+AttendToOwn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The same for one layer."""
+
 
 @dataclass(frozen=True)
-class DFlashConfig:
-    """The shape of one DFlash draft. Lengths are in tokens, widths in elements.
+class DraftConfig:
+    """The shape of one draft of the family. Lengths are in tokens, widths in elements.
 
     ``rope`` is transformers' ``rope_parameters``: rope_type, rope_theta and the scaling's own keys.
     ``causal`` None: full layers see their whole block, sliding layers only what is behind them; True or False
     overrides both kinds. ``sliding_window`` counts the current token, as transformers counts it.
+
+    block_size: rows of a block. sample_from_anchor: row k proposes the token behind its own position, so a block
+    proposes block_size tokens; otherwise row k fills its own position and the anchor's row proposes nothing.
+    own_embeddings, own_head: the checkpoint brings them (vocab_size is needed then). draft_vocab_size: tokens that
+    the draft can propose, where they are fewer than the target's. Logits are multiplied by output_multiplier, then
+    soft-capped (``cap * tanh(logits / cap)``); embeddings are multiplied by embedding_scale.
     """
 
     hidden_size: int
@@ -61,6 +67,13 @@ class DFlashConfig:
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     vocab_size: int | None = None
+    sample_from_anchor: bool = False
+    own_embeddings: bool = False
+    own_head: bool = False
+    draft_vocab_size: int | None = None
+    embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
 
     @property
     def num_layers(self) -> int:
@@ -80,7 +93,7 @@ class DFlashConfig:
 class Attention(nn.Module):
     """Grouped-query attention with per-head query and key norms (Qwen3)."""
 
-    def __init__(self, config: DFlashConfig):
+    def __init__(self, config: DraftConfig):
         super().__init__()
         d, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = head_dim
@@ -119,7 +132,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: DFlashConfig):
+    def __init__(self, config: DraftConfig):
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -132,28 +145,53 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One pre-norm layer. Only block rows pass ``input_layernorm``; the context has ``hidden_norm``."""
 
-    def __init__(self, config: DFlashConfig):
+    def __init__(self, config: DraftConfig):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
 
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
+        """Rows x [b, w, d] through attention and MLP; attend_to and mask are the layer's own."""
+        normed = self.input_layernorm(x)
+        x = x + self.attend(normed, cos, sin, attend_to, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
-class DFlashModule(nn.Module):
-    """The draft's weights, under the names of z-lab's checkpoints, and its forward over one block."""
+    def attend(self, normed: Tensor, cos: Tensor, sin: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
+        """The attention of normed rows [b, w, d]."""
+        keys, values = attend_to(*self.self_attn.keys_values(normed, cos, sin))
+        return self.self_attn(normed, cos, sin, keys, values, mask)
 
-    def __init__(self, config: DFlashConfig):
+
+class Backbone(nn.Module):
+    """The draft's weights, under the names of z-lab's checkpoints, and its forward over one block.
+
+    embed_tokens [vocab_size, d], lm_head [draft_vocab_size or vocab_size, d]: the draft's own, or None. d2t int64
+    [draft_vocab_size]: the target's token of the draft's token i is i + d2t[i]; None where they are the same.
+    """
+
+    def __init__(self, config: DraftConfig):
         super().__init__()
         self.config = config
-        d = config.hidden_size
+        d, vocab_size = config.hidden_size, config.vocab_size or 0
+        proposed = config.draft_vocab_size or vocab_size
+        self.embed_tokens = nn.Embedding(vocab_size, d) if config.own_embeddings else None
+        self.lm_head = nn.Linear(d, proposed, bias=False) if config.own_head else None
+        self.d2t: Tensor | None
+        self.register_buffer("d2t", torch.zeros(proposed, dtype=torch.int64) if config.draft_vocab_size else None)
         self.fc = nn.Linear(len(config.target_layer_ids) * d, d, bias=False)
         self.hidden_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(self.new_layer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.rope = _rotary(config)  # its buffers are not persistent: no tensor of a checkpoint
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DFlashModule:
+    @staticmethod
+    def new_layer(config: DraftConfig) -> Layer:
+        """A layer; a method with layers of its own overrides it."""
+        return Layer(config)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Backbone:
         # Conversions (.to, .half, ...) move the rotary frequencies but leave them in float32, as transformers
         # has them in the target: rounded to bfloat16 they turn by visibly wrong angles.
         exact = dict(self.rope.named_buffers())
@@ -186,158 +224,11 @@ class DFlashModule(nn.Module):
         """
         cos, sin = self.rotations(positions, x.dtype)
         for index, layer in enumerate(self._layers()):
-            normed = layer.input_layernorm(x)
-            keys, values = attend_to(index, *layer.self_attn.keys_values(normed, cos, sin))
-            x = x + layer.self_attn(normed, cos, sin, keys, values, masks[index])
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer(x, cos, sin, partial(attend_to, index), masks[index])
         return self.norm(x)
 
     def _layers(self) -> list[Any]:
         return list(self.layers)
-
-
-class DFlashDraft:
-    """A loaded DFlash draft bound to its target: what a decoding round calls.
-
-    A cache slot holds, for each layer, the keys and values of the committed tokens, each at its position. A
-    block is written behind them, at ``start .. start + block_size - 1``, and is never cleaned up. Nothing
-    stale can be seen: a row sees only positions below ``start + block_size``; those below ``start`` were
-    written by ``extend`` after the block that used them, and the block itself overwrites the rest.
-
-    name, revision: as loaded (revision: the hub's commit, or None). files: the weight files, for ``sha256``.
-    """
-
-    method = "dflash"
-    # What exact capture needs of a method: a draft is its argmax, chosen without seeing the verification's
-    # coins, so sampled requests are verified exactly with a one-hot proposal.
-    mask_contract = True
-    sampling_verify_available = True
-
-    def __init__(
-        self,
-        module: DFlashModule,
-        target: Any,
-        *,
-        name: str = "",
-        revision: str | None = None,
-        files: tuple[Path, ...] = (),
-    ):
-        self.module = module
-        self.target = target
-        self.config = module.config
-        self.name = name
-        self.revision = revision
-        self.files = files
-
-    @property
-    def block_size(self) -> int:
-        """Rows of a verified block: the anchor and block_size - 1 drafts."""
-        return self.config.block_size
-
-    @property
-    def num_drafts(self) -> int:
-        return self.config.block_size - 1
-
-    @property
-    def target_layer_ids(self) -> tuple[int, ...]:
-        """The target's layers whose outputs, concatenated in this order, are the features (0: the first)."""
-        return self.config.target_layer_ids
-
-    @property
-    def mask_token_id(self) -> int:
-        return self.config.mask_token_id
-
-    @property
-    def device(self) -> torch.device:
-        return self.module.fc.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.module.fc.weight.dtype
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hex SHA-256 of the weight files in name order, or of the tensors' bytes if it came from no file."""
-        digest = hashlib.sha256()
-        for path in sorted(self.files):
-            with path.open("rb") as stream:
-                while chunk := stream.read(1 << 20):
-                    digest.update(chunk)
-        if not self.files:
-            for name, tensor in sorted(self.module.state_dict().items()):
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
-
-    def new_cache(self, num_slots: int, max_length: int) -> RowCache:
-        """An empty draft cache. max_length, in tokens, must leave room for a block behind the last token."""
-        return RowCache(
-            self.config.num_layers,
-            self.config.num_key_value_heads,
-            self.config.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-            num_slots=num_slots,
-            max_length=max_length,
-        )
-
-    @torch.inference_mode()
-    def extend(
-        self,
-        features: Tensor,
-        positions: Tensor,
-        cache: RowCache,
-        slots: Slots = None,
-        kv_length: int | None = None,
-    ) -> None:
-        """Write the context keys and values of features [b, w, m*d] at positions int64 [b, w].
-
-        slots, kv_length: as RowCache.begin takes them; without kv_length a CUDA device is waited for.
-
-        Rows that don't belong to a sequence (padding, rejected drafts) are harmless while their positions lie
-        at or past its next ``start``: later blocks and later calls overwrite them before anything reads them.
-        """
-        cache.begin(positions, slots, kv_length=kv_length)
-        for layer, (keys, values) in enumerate(self.module.context_keys_values(features.to(self.dtype), positions)):
-            cache.write(layer, keys, values)
-
-    @torch.inference_mode()
-    def propose(
-        self,
-        anchors: Tensor,
-        starts: Tensor,
-        cache: RowCache,
-        slots: Slots = None,
-        kv_length: int | None = None,
-    ) -> Tensor:
-        """Logits [b, block_size - 1, V] (the target's dtype) of the drafts that follow each row's anchor.
-
-        anchors int64 [b]: the last committed token, which has no features yet. starts int64 [b]: its
-        position, that is the number of context entries of the row; every one of them must have been written
-        by ``extend``. kv_length: keys to look at, at least max(starts) + block_size; None reads it from
-        starts, which waits for a CUDA device (inside a CUDA graph pass a fixed one and ``cache.reserve()``
-        before).
-        """
-        block = self.block_size
-        ids = anchors.new_full((anchors.shape[0], block), self.mask_token_id)
-        ids[:, 0] = anchors
-        positions = starts.unsqueeze(1) + torch.arange(block, device=starts.device)
-        kv_length = cache.begin(positions, slots, kv_length=kv_length)
-        masks = self.masks(starts, positions, kv_length)
-        hidden = self.module(self.target.embed(ids).to(self.dtype), positions, cache.write, masks)
-        return self.target.head(hidden[:, 1:])
-
-    def masks(self, starts: Tensor, positions: Tensor, kv_length: int) -> list[Tensor]:
-        """Each layer's boolean mask [b, 1, block_size or 1, kv_length]; key j of a slot is position j."""
-        config, key = self.config, torch.arange(kv_length, device=starts.device)
-        made: dict[tuple[bool, int | None], Tensor] = {}
-        masks = []
-        for layer in range(config.num_layers):
-            kind = (config.is_causal(layer), config.window(layer))
-            if kind not in made:
-                made[kind] = visible(positions, key, starts.unsqueeze(1), self.block_size, *kind).unsqueeze(1)
-            masks.append(made[kind])
-        return masks
 
 
 def visible(
@@ -362,7 +253,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _rotary(config: DFlashConfig) -> Qwen3RotaryEmbedding:
+def _rotary(config: DraftConfig) -> Qwen3RotaryEmbedding:
     """transformers' rotary embedding, which knows yarn, llama3 and linear scaling."""
     return Qwen3RotaryEmbedding(
         Qwen3Config(

@@ -1,0 +1,199 @@
+"""Draft checkpoints: found, read in whatever published layout they have, and written.
+
+A checkpoint is a folder with ``config.json`` and ``*.safetensors`` files. Whatever can't be placed is refused by name:
+a missing, unexpected or misshapen tensor, a target of another size, an option that this version doesn't implement.
+A wrong draft would still give exact samples, only slowly, so a check at loading is the only place where such a
+mistake shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model_loaders.drafts.backbone import Backbone, DraftConfig
+from model_loaders.drafts.block_draft import BlockDraft
+from model_loaders.drafts.dflash import DFlashDraft
+from model_loaders.drafts.dflash2 import DFlash2Config, DFlash2Draft, DFlash2Module
+from model_loaders.drafts.dspark import DSparkConfig, DSparkDraft, DSparkModule
+from model_loaders.drafts.formats import deepspec, speculators, zlab
+from model_loaders.drafts.formats.detect import detect
+from model_loaders.drafts.formats.values import Values
+from model_loaders.errors import CheckpointError
+from model_loaders.packed_linear import pack_linears
+from model_loaders.target_checkpoint import explained, other_dtypes, read_json_object, refuse_other_dtypes
+
+DEMO_DRAFT = Path(__file__).parent.parent / "demo_draft"
+
+# A configuration's class says which method it is: its module and its draft.
+METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
+    DraftConfig: (Backbone, DFlashDraft),
+    DSparkConfig: (DSparkModule, DSparkDraft),
+    DFlash2Config: (DFlash2Module, DFlash2Draft),
+}
+
+
+def load_draft(name: str | Path, target: Any, *, revision: str | None = None) -> BlockDraft:
+    """The draft `name` on the target's device and in its dtype, checked against the target.
+
+    name: "demo" (the draft shipped for the demo target), a local folder, or a hub name. revision: a hub
+    branch, tag or commit. Raises CheckpointError for anything that doesn't fit.
+    """
+    name = str(name)
+    with explained(f"draft={name!r}: not usable as a draft"):
+        folder, revision = _find(name, revision)
+        path = folder / "config.json"
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing; a draft folder needs config.json and *.safetensors")
+        raw = read_json_object(path)
+        layout = detect(raw, path)
+        values = Values(path, raw, *layout.NESTED)
+        files = tuple(sorted(folder.glob("*.safetensors")))
+        config = layout.read(values, _tensor_names(folder, files), target)
+        new_module, new_draft = METHODS[type(config)]
+        with explained(f"{path}: no draft can be made by it"):
+            module = new_module(config)
+        maps = ("d2t", "t2d") if layout is speculators else ()
+        tensors = _read_tensors(files, maps)
+        if layout is speculators:
+            speculators.take_vocabulary(values, tensors, config)
+        _place(module, tensors)
+        module.to(device=target.device, dtype=target.dtype).requires_grad_(False).eval()
+        _refuse_not_finite(module, folder)
+        if target.device.type == "cpu":
+            pack_linears(module)
+    return new_draft(module, target, name=name, revision=revision, files=files)
+
+
+def save_draft(folder: str | os.PathLike[str], draft: BlockDraft, *, dtype: torch.dtype | None = None) -> None:
+    """Write config.json and model.safetensors so that load_draft reads them back.
+
+    DFlash and DFlash 2 in z-lab's layout, DSpark in DeepSpec's. dtype: of the stored tensors; None keeps the draft's
+    own. Each file appears whole or not at all. Raises CheckpointError for a draft that its layout can't hold.
+    """
+    folder, config = Path(folder), draft.config
+    dtype = dtype or draft.dtype
+    written = str(dtype).removeprefix("torch.")
+    if isinstance(config, DSparkConfig):
+        holds = config.own_embeddings and config.own_head and config.sample_from_anchor and config.causal is None
+        content = deepspec.write(config, written)
+    else:
+        holds = not (config.own_embeddings or config.own_head or config.sample_from_anchor)
+        content = zlab.write(config, written)
+    if not holds or config.draft_vocab_size is not None:
+        raise CheckpointError(
+            f"draft={draft.name!r}: the layout of {content['architectures'][0]} can't hold it (embedding, head, "
+            "vocabulary or sampling from the anchor); keep the checkpoint that it was loaded from"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in draft.module.state_dict().items()
+    }
+    part = folder / "model.safetensors.part"
+    save_file(tensors, part, metadata={"format": "pt"})
+    os.replace(part, folder / "model.safetensors")
+    part = folder / "config.json.part"
+    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, folder / "config.json")
+
+
+def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
+    """The local folder of a draft, and its revision (the hub's commit for a hub name)."""
+    if name == "demo":
+        return DEMO_DRAFT, None
+    if (folder := Path(name).expanduser()).is_dir():
+        return folder, revision
+    if folder.is_absolute() or name.startswith((".", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise CheckpointError(f"draft={name!r}: no such folder; expected 'demo', a folder or a hub name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = Path(snapshot_download(name, revision=revision, allow_patterns=["*.safetensors", "config.json"]))
+    except Exception as error:
+        raise CheckpointError(
+            f"draft={name!r}, revision={revision!r}: no such folder, and the hub gave no snapshot ({error}); "
+            "check the name, or download it and pass the folder"
+        ) from error
+    return found, found.name
+
+
+def _tensor_names(folder: Path, files: tuple[Path, ...]) -> set[str]:
+    """The names of all tensors, without their `model.` prefix; only headers are read. Raises CheckpointError."""
+    if not files:
+        raise CheckpointError(f"{folder} holds no *.safetensors; other weight formats are not read")
+    names: set[str] = set()
+    for path in files:
+        with explained(f"{path} can't be read as safetensors"), safe_open(path, framework="pt") as stream:
+            names |= {key.removeprefix("model.") for key in stream.keys()}  # noqa: SIM118 (not a dict)
+    return names
+
+
+def _read_tensors(files: tuple[Path, ...], maps: tuple[str, ...]) -> dict[str, Tensor]:
+    """All tensors of the files under the module's names: no `model.` prefix. Raises CheckpointError.
+
+    maps: those that may be integers.
+    """
+    others = other_dtypes(files)
+    refuse_other_dtypes({key: value for key, value in others.items() if key.removeprefix("model.") not in maps})
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        with explained(f"{path} can't be read"), safe_open(path, framework="pt") as stream:
+            for key in stream.keys():  # noqa: SIM118 (not a dict)
+                name = key.removeprefix("model.")
+                if name in tensors:
+                    raise CheckpointError(f"{path}: tensor {key} occurs twice; keep one copy")
+                tensors[name] = stream.get_tensor(key)
+    return tensors
+
+
+def _place(module: Backbone, tensors: dict[str, Tensor]) -> None:
+    """Copy the tensors into the module; each must have its place and shape. Raises CheckpointError."""
+    config, wanted = module.config, module.state_dict()
+    head = config.head_dim
+    rows = [config.num_attention_heads * head] + 2 * [config.num_key_value_heads * head]
+    for name in [name for name in tensors if ".qkv_proj." in name]:
+        fused = tensors.pop(name)
+        found = fused.shape[0] if fused.ndim else 0
+        if found != sum(rows):
+            raise CheckpointError(f"tensor {name} has {found} rows, expected {sum(rows)} (q, k and v)")
+        for part, piece in zip("qkv", fused.split(rows), strict=True):
+            own = name.replace("qkv_proj", f"{part}_proj")
+            if own in tensors:
+                raise CheckpointError(f"tensor {own} occurs twice, also as a part of {name}; keep one copy")
+            tensors[own] = piece
+    if missing := sorted(wanted.keys() - tensors.keys()):
+        raise CheckpointError(f"tensors missing from the checkpoint: {_some(missing)}; fetch all its files")
+    if extra := sorted(tensors.keys() - wanted.keys()):
+        raise CheckpointError(
+            f"tensors that a draft with this configuration has no place for: {_some(extra)}; "
+            "another method's draft, or a config.json that isn't the weights' own"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(tensor.shape)}, expected {list(wanted[name].shape)} by config.json"
+            )
+    module.load_state_dict(tensors)
+
+
+def _refuse_not_finite(module: Backbone, folder: Path) -> None:
+    """Raise CheckpointError for a weight, or a rotation's frequency, that is NaN or infinite in its dtype."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{folder}: tensor {name} has NaN or infinite values as {tensor.dtype}, expected finite ones"
+            )
+
+
+def _some(names: list[str]) -> str:
+    """The names, the first eight if there are many."""
+    shown = ", ".join(names[:8])
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

@@ -1,0 +1,140 @@
+"""DFlash 2: dynamic convolutions around attention and MLP, and a selector that chains the candidates of each mask.
+
+Source: z-lab's DFlash2DraftModel. On block rows only (context keys and values are not convolved), with c a channel
+and g(c) its group:
+
+    out[i, c] = sum_t (base[side, t, c] + delta[i, side, t, g(c)]) * x[i - t, c],    x = 0 before the block
+
+One projection of the normed input of a sublayer gives delta for both sides: side 0 acts on that input, side 1 on the
+sublayer's output before the residual is added.
+
+Selector: the top-K logits of mask s are candidates with unary U_s. After the token a (the anchor for s = 0),
+
+    S_s(a, b) = U_s(b) + sum_r A[a, r] (H h_s)[r] B[b, r]
+    draft s ~ softmax(S_s(a, .) / temperature) on the candidates
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_loaders.drafts.backbone import AttendToOwn, Backbone, DraftConfig, Layer
+from model_loaders.drafts.block_draft import BlockDraft
+from model_loaders.drafts.proposal import Drafted, ProposalLaw, pick_in_turn
+
+
+@dataclass(frozen=True)
+class DFlash2Config(DraftConfig):
+    """A backbone with convolutions of ``conv_kernel_size`` taps over groups of ``conv_group_size`` channels (0: none)
+    and a selector of rank ``selector_rank`` over ``selector_top_k`` candidates (0: none)."""
+
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
+
+
+class GroupedDynamicConv(nn.Module):
+    """A causal convolution along the block on both sides of a sublayer; see the module docstring."""
+
+    def __init__(self, config: DFlash2Config):
+        super().__init__()
+        d, self.taps, self.group = config.hidden_size, config.conv_kernel_size, config.conv_group_size
+        self.base_kernel = nn.Parameter(torch.zeros(2, self.taps, d))
+        self.kernel_projection = nn.Linear(d, 2 * self.taps * d // self.group, bias=False)
+
+    def deltas(self, normed: Tensor) -> Tensor:
+        """[b, w, 2, taps, d / group] of the sublayer's normed input [b, w, d]."""
+        return self.kernel_projection(normed).unflatten(-1, (2, self.taps, -1))
+
+    def forward(self, x: Tensor, deltas: Tensor, side: int) -> Tensor:
+        """Rows x [b, w, d] of one block convolved by one side's kernel."""
+        kernels = self.base_kernel[side] + deltas[:, :, side].repeat_interleave(self.group, -1)
+        rows = [F.pad(x, (0, 0, t, 0))[:, : x.shape[1]] for t in range(self.taps)]
+        return (kernels * torch.stack(rows, 2)).sum(2)
+
+
+class DFlash2Layer(Layer):
+    """A backbone's layer between convolutions."""
+
+    def __init__(self, config: DFlash2Config):
+        super().__init__(config)
+        self.attention_conv, self.mlp_conv = GroupedDynamicConv(config), GroupedDynamicConv(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
+        """See ``Layer.forward``."""
+        normed = self.input_layernorm(x)
+        deltas = self.attention_conv.deltas(normed)
+        out = self.attend(self.attention_conv(normed, deltas, 0), cos, sin, attend_to, mask)
+        x = x + self.attention_conv(out, deltas, 1)
+        normed = self.post_attention_layernorm(x)
+        deltas = self.mlp_conv.deltas(normed)
+        return x + self.mlp_conv(self.mlp(self.mlp_conv(normed, deltas, 0)), deltas, 1)
+
+
+class CandidateSelector(nn.Module):
+    """Scores of a mask's candidates after the token before; see the module docstring."""
+
+    def __init__(self, config: DFlash2Config):
+        super().__init__()
+        rank, vocab_size = config.selector_rank, config.vocab_size or 0
+        self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
+        self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
+
+    def forward(self, unary: Tensor, candidates: Tensor, projected: Tensor, previous: Tensor) -> Tensor:
+        """Scores float32 [b, K]: unary float32 and candidates int64 [b, K], projected [b, r], previous int64 [b]."""
+        before = (self.predecessor_codebook[previous] * projected).float().unsqueeze(1)
+        return unary + (before * self.successor_codebook[candidates].float()).sum(-1)
+
+
+class DFlash2Module(Backbone):
+    """A backbone with DFlash 2's parts, under z-lab's names."""
+
+    def __init__(self, config: DFlash2Config):
+        super().__init__(config)
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
+
+    @staticmethod
+    def new_layer(config: DraftConfig) -> Layer:
+        """See ``Backbone.new_layer``."""
+        config = cast(DFlash2Config, config)
+        return DFlash2Layer(config) if config.conv_kernel_size else Layer(config)
+
+
+class DFlash2Draft(BlockDraft):
+    """Proposes from left to right among each mask's candidates; sampled requests get drawn proposals.
+
+    A drawn proposal's law has K entries, zero elsewhere: it stays sparse until the verification.
+    """
+
+    method = "dflash2"
+
+    def propose_after(
+        self, hidden: Tensor, anchors: Tensor, temperatures: Tensor | None, uniforms: Tensor | None
+    ) -> Drafted:
+        """See ``BlockDraft.propose_after``."""
+        selector = cast(DFlash2Module, self.module).candidate_selector
+        logits = self.logits(hidden)
+        if selector is None:
+            tokens, probs = pick_in_turn(
+                self.num_drafts, anchors, lambda k, _: logits[:, k], lambda k, i: i, temperatures, uniforms
+            )
+            return Drafted(tokens, self.law(probs))
+        config = cast(DFlash2Config, self.config)
+        unary, candidates = logits.float().topk(min(config.selector_top_k, logits.shape[-1]), dim=-1)
+        projected = selector.hidden_projection(hidden)
+        tokens, probs = pick_in_turn(
+            self.num_drafts,
+            anchors,
+            lambda k, previous: selector(unary[:, k], candidates[:, k], projected[:, k], previous),
+            lambda k, index: candidates[:, k].gather(1, index.unsqueeze(1)).squeeze(1),
+            temperatures,
+            uniforms,
+        )
+        return Drafted(tokens, None if probs is None else ProposalLaw(probs, candidates))

@@ -1,0 +1,162 @@
+"""What a draft offers to the pipeline, and how its tokens are chosen or drawn.
+
+A drawn token needs its law: verification accepts it against the very numbers that it was drawn from. So a draw is
+made from integers: the softmax of ``logits / temperature`` is scaled to WEIGHT_SCALE and rounded, the token is the
+first whose cumulative weight exceeds ``floor(u * total)``, and the law handed on is each weight over their total,
+rounded once to float32. Integer sums depend on no order, so a token depends on its logits and its uniform only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_loaders.kv_cache import RowCache, Slots
+
+WEIGHT_SCALE = 2.0**46
+
+
+@dataclass(frozen=True)
+class ProposalLaw:
+    """The laws that drafts were drawn from, n entries each; one-hot for a draft that was chosen.
+
+    probs: float32 [b, D, n], NaN throughout for a draft whose logits were NaN, +inf or all -inf.
+    token_ids: int64 [b, D, n], the entries' tokens, distinct; None where entry i is token i.
+    """
+
+    probs: Tensor
+    token_ids: Tensor | None = None
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """The laws over the whole vocabulary: float32 [b, D, vocab_size]."""
+        if self.token_ids is None:
+            return self.probs
+        whole = self.probs.new_zeros(*self.probs.shape[:2], vocab_size)
+        return whole.scatter_(2, self.token_ids, self.probs)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The proposal of one round, on the draft's device.
+
+    tokens: int64 [b, D], in the target's vocabulary. law: what they were drawn from; None where all were chosen.
+    confidence: float32 [b, D], the draft's own guess that draft k is accepted if all before it are, made from
+    the tokens before k and never from draft k itself; None for a draft without a confidence head.
+    """
+
+    tokens: Tensor
+    law: ProposalLaw | None = None
+    confidence: Tensor | None = None
+
+
+class Draft(Protocol):
+    """A draft bound to its target, as the pipeline sees it.
+
+    method: its name. mask_contract: drafts are chosen or drawn without seeing the verification's coins, which exact
+    capture needs. sampling_verify_available: sampled requests can be verified exactly. draws_by_default: whether
+    sampled requests get drawn proposals unless the pipeline says otherwise. has_confidence: ``Drafted.confidence``
+    is there. num_drafts: tokens proposed a round; a verify block has one row more. target_layer_ids: the target's
+    layers whose outputs, concatenated in this order, are the features. name, revision, sha256: provenance.
+    """
+
+    method: str
+    mask_contract: bool
+    sampling_verify_available: bool
+    draws_by_default: bool
+    name: str
+    revision: str | None
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def has_confidence(self) -> bool: ...
+
+    @property
+    def num_drafts(self) -> int: ...
+
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]: ...
+
+    def new_cache(self, num_slots: int, max_length: int) -> RowCache:
+        """An empty draft cache. max_length, in tokens, must leave room for a verify block behind the last token."""
+
+    def extend(
+        self, features: Tensor, positions: Tensor, cache: RowCache, slots: Slots = None, kv_length: int | None = None
+    ) -> None:
+        """Take in features [b, w, m*d] of tokens at positions int64 [b, w]; slots, kv_length as RowCache.begin.
+
+        Rows that don't belong to a sequence (padding, rejected drafts) are harmless while their positions lie
+        at or past its next ``start``.
+        """
+
+    def propose(
+        self,
+        anchors: Tensor,
+        starts: Tensor,
+        cache: RowCache,
+        slots: Slots = None,
+        kv_length: int | None = None,
+        *,
+        temperatures: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> Drafted:
+        """Drafts that follow each row's anchor.
+
+        anchors int64 [b]: the last committed token, which has no features yet. starts int64 [b]: its position,
+        that is the number of context entries of the row; every one must have been written by ``extend``.
+        kv_length: keys to look at, at least max(starts) + num_drafts + 1; None reads it from starts, which waits for
+        a CUDA device (inside a CUDA graph pass a fixed one and ``cache.reserve()`` before).
+        temperatures float32 [b]: 0 for a row whose drafts are chosen (argmax), else they are drawn from the draft's
+        law at that temperature with uniforms float64 [b, D] in (0, 1). None: all are chosen, and ``law`` is None.
+        """
+
+
+def pick(logits: Tensor, temperatures: Tensor | None, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """One entry of each row of logits [b, n]: index int64 [b], and the law it was drawn from, float32 [b, n].
+
+    temperatures, uniforms: as ``Draft.propose``, uniforms [b]. Without temperatures the law is None.
+    """
+    best = logits.argmax(-1)
+    if temperatures is None or uniforms is None:
+        return best, None
+    greedy = (temperatures == 0).unsqueeze(1)
+    probs = (logits.float() / torch.where(greedy, 1.0, temperatures.unsqueeze(1))).softmax(-1)
+    weights = (probs.double() * WEIGHT_SCALE).round().long()
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:]
+    threshold = (uniforms.unsqueeze(1) * total).floor().long()
+    # The clamp is for rows of NaN, whose index means nothing.
+    drawn = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    law = torch.where(probs.isnan(), probs, (weights / total.double()).float())
+    index = torch.where(greedy, best.unsqueeze(1), drawn)
+    chosen = torch.zeros_like(law).scatter_(1, index, 1.0)
+    return index.squeeze(1), torch.where(greedy, chosen, law)
+
+
+def pick_in_turn(
+    num_drafts: int,
+    anchors: Tensor,
+    logits_of: Callable[[int, Tensor], Tensor],
+    token_of: Callable[[int, Tensor], Tensor],
+    temperatures: Tensor | None,
+    uniforms: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Draft after draft, left to right: tokens int64 [b, D] and laws float32 [b, D, n] (None if all are chosen).
+
+    logits_of(k, previous int64 [b]) -> [b, n]: draft k's logits after the token before it, the anchor for k = 0.
+    token_of(k, index int64 [b]) -> int64 [b]: the target's token of an entry.
+    """
+    previous, tokens, laws = anchors, [], []
+    for k in range(num_drafts):
+        logits = logits_of(k, previous)
+        index, law = pick(logits, temperatures, None if uniforms is None else uniforms[:, k])
+        previous = token_of(k, index)
+        tokens.append(previous)
+        if law is not None:
+            laws.append(law)
+    return torch.stack(tokens, 1), torch.stack(laws, 1) if laws else None
