@@ -6,6 +6,11 @@ for a ragged batch is every step. This one is registered beside it under the nam
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -33,6 +38,43 @@ _UNSUPPORTED = {
 }
 
 
+@dataclass(frozen=True)
+class Compact:
+    """Which rows of a [b, w] block a model's forward runs, all others left out: kept int64 [n], ascending, row-major.
+
+    The model sees one sequence of n rows. Only attention cares which row belongs to whom, so it alone spreads its
+    queries over the block, where a row is computed as if all were there.
+    """
+
+    kept: torch.Tensor
+    batch: int
+    width: int
+
+    def take(self, block: torch.Tensor) -> torch.Tensor:
+        """[b, w, ...] -> [1, n, ...]."""
+        return block.reshape(1, self.batch * self.width, *block.shape[2:])[:, self.kept]
+
+    def spread(self, rows: torch.Tensor, fill: float) -> torch.Tensor:
+        """[1, n, ...] -> [b, w, ...], `fill` in the rows left out."""
+        block = rows.new_full((self.batch * self.width, *rows.shape[2:]), fill)
+        block[self.kept] = rows[0]
+        return block.reshape(self.batch, self.width, *rows.shape[2:])
+
+
+# Not every architecture hands unknown arguments down to its attention, so this one goes beside them.
+_COMPACT: ContextVar[Compact | None] = ContextVar("compact", default=None)
+
+
+@contextmanager
+def compact_rows(compact: Compact | None) -> Iterator[None]:
+    """Attention within spreads queries [1, heads, n, d] over their block; None changes nothing."""
+    token = _COMPACT.set(compact)
+    try:
+        yield
+    finally:
+        _COMPACT.reset(token)
+
+
 def grouped_sdpa(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -48,10 +90,16 @@ def grouped_sdpa(
 
     query [b, heads, w, d], key [b, kv_heads, n, d], value [b, kv_heads, n, dv]; attention_mask boolean
     (True: attend) or additive, broadcastable to [b, heads, w, n], or None: causal when w > 1.
-    Returns ([b, w, heads, dv], None).
+    Returns ([b, w, heads, dv], None). Under ``compact_rows``, query [1, heads, n, d] -> [1, n, heads, dv].
 
     Raises CheckpointError for sinks, soft-capping, windows and position biases.
     """
+    compact = _COMPACT.get()
+    if compact is not None:
+        query = compact.spread(query.transpose(1, 2), 0.0).transpose(1, 2)
+        with compact_rows(None):
+            output, _ = grouped_sdpa(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
+        return compact.take(output), None
     for name, meaning in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise CheckpointError(

@@ -52,7 +52,7 @@ class _Step:
     num_rows: int
     width: int
     kv_length: int
-    flat_index: torch.Tensor  # int64 [b*kv_heads*w]: rows of a layer's storage seen as [-1, head_dim]
+    flat_index: torch.Tensor  # int64 [entries*kv_heads]: rows of a layer's storage seen as [-1, head_dim]
     first_slot: int | None  # rows are slots first_slot.. (a view), or None: gather by slot_index
     slot_index: torch.Tensor | None  # int64 [b]
 
@@ -172,7 +172,14 @@ class RowCache(Cache):
         """(slots, entries a slot) that have storage now."""
         return self._slots, self._length
 
-    def begin(self, positions: torch.Tensor, slots: Slots = None, *, kv_length: int | None = None) -> int:
+    def begin(
+        self,
+        positions: torch.Tensor,
+        slots: Slots = None,
+        *,
+        kv_length: int | None = None,
+        kept: torch.Tensor | None = None,
+    ) -> int:
         """Plans a step: the entries that follow go to `positions` of `slots`, on every layer.
 
         Args:
@@ -182,6 +189,8 @@ class RowCache(Cache):
                 other sets of slots are gathered each step.
             kv_length: more than every position, and what the step reads of each row. None: computed
                 from positions, which on CUDA costs a synchronisation.
+            kept: int64 [n], ascending: only these of the b*w entries (row-major) follow, as one row of n
+                ([1, kv_heads, n, head_dim] on every layer); what is read is as for all. None: all.
 
         Returns kv_length. Raises ValueError (`name=value, expected ...`) for a wrong shape, slot or length.
         """
@@ -208,7 +217,11 @@ class RowCache(Cache):
         else:
             rows = slot_index
         positions = positions.to(self.device, non_blocking=True)
-        flat = (rows[:, None, None] * self.num_kv_heads + self._heads) * self._length + positions[:, None, :]
+        if kept is not None:
+            rows, positions = rows[kept // width][None], positions.reshape(1, -1)[:, kept]
+            flat = (rows[:, None] * self.num_kv_heads + self._heads) * self._length + positions[:, None]
+        else:
+            flat = (rows[:, None, None] * self.num_kv_heads + self._heads) * self._length + positions[:, None, :]
         self._step = _Step(num_rows, width, kv_length, flat.reshape(-1), first_slot, slot_index)
         return kv_length
 

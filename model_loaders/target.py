@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
-from model_loaders.attention import ATTENTION
+from model_loaders.attention import ATTENTION, Compact, compact_rows
 from model_loaders.demo_model import demo_target_folder
 from model_loaders.errors import CheckpointError
 from model_loaders.kv_cache import RowCache, Slots
@@ -154,6 +154,7 @@ class Target:
         slots: Slots = None,
         last_only: bool = False,
         kv_length: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> TargetOutput:
         """Runs w tokens of each of b rows on top of what their slots hold, and stores their entries.
 
@@ -168,6 +169,9 @@ class Target:
             last_only: logits of the last of the w rows only.
             kv_length: a number above every position, known to the host; None computes it, which costs a
                 synchronisation when positions are on a GPU.
+            lengths: how many of each row's w tokens are run, 0 to w; None: all. The others cost nothing: they
+                are left out of the model's forward and of the cache, their logits are NaN, their features 0.
+                Not with last_only.
 
         The logits are the model's own (soft-capping and scaling included), not upcast. What comes back are
         inference tensors: clone them outside inference mode before training on them.
@@ -183,21 +187,39 @@ class Target:
         # The number of (hidden) keys beyond a row's own changes the last bits of its result unless it comes
         # in whole blocks: rounding up keeps a row's logits independent of its longer neighbours.
         kv_length = min(-(-kv_length // _KEY_BLOCK) * _KEY_BLOCK, max(kv_length, cache.max_length))
-        kv_length = cache.begin(positions, slots, kv_length=kv_length)
+        compact = None if lengths is None else self._compact(lengths, token_ids.shape, last_only)
+        kv_length = cache.begin(positions, slots, kv_length=kv_length, kept=None if compact is None else compact.kept)
         token_ids = token_ids.to(self.device, non_blocking=True)
         positions = positions.to(self.device, non_blocking=True)
-        output = self.model(
-            input_ids=token_ids,
-            attention_mask=self._mask(positions, kv_length),
-            position_ids=positions,
-            use_cache=True,
-            **{self._cache_argument: cache},
-            **({"logits_to_keep": 1} if last_only and self._can_keep_last else {}),
-        )
-        logits = output.logits
+        mask = self._mask(positions, kv_length)
+        if compact is not None:
+            token_ids, positions = compact.take(token_ids), compact.take(positions)
+        with compact_rows(compact):
+            output = self.model(
+                input_ids=token_ids,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=True,
+                **{self._cache_argument: cache},
+                **({"logits_to_keep": 1} if last_only and self._can_keep_last else {}),
+            )
+        logits, features = output.logits, self._taps.features()
         if last_only and not self._can_keep_last:
             logits = logits[:, -1:]
-        return TargetOutput(logits, self._taps.features())
+        if compact is not None:
+            logits = compact.spread(logits, torch.nan)
+            features = None if features is None else compact.spread(features, 0.0)
+        return TargetOutput(logits, features)
+
+    def _compact(self, lengths: Sequence[int], shape: torch.Size, last_only: bool) -> Compact | None:
+        """The rows to run of a block [b, w]; None for all of them."""
+        batch, width = shape
+        if last_only or len(lengths) != batch or not all(0 <= n <= width for n in lengths) or not any(lengths):
+            raise ValueError(f"lengths={list(lengths)}, expected {batch} from 0 to {width}, and no last_only")
+        if min(lengths) == width:
+            return None
+        kept = [row * width + i for row, length in enumerate(lengths) for i in range(length)]
+        return Compact(torch.tensor(kept, device=self.device), batch, width)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The target's input embeddings: int64 [...] -> [..., hidden]. Differentiable with respect to none."""

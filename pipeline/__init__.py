@@ -2,6 +2,7 @@
 
 from pipeline.contract import Capabilities
 from pipeline.errors import InvalidRequest
+from pipeline.lengths import ConfidenceThreshold, ThroughputSchedule, measure_cost
 from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
@@ -10,12 +11,15 @@ from pipeline.version import __version__
 
 __all__ = [
     "Capabilities",
+    "ConfidenceThreshold",
     "InvalidRequest",
     "Rollout",
     "Rollouts",
     "SamplingMask",
     "SamplingParams",
     "SpeculativePipeline",
+    "ThroughputSchedule",
     "TopLogprobs",
     "__version__",
+    "measure_cost",
 ]

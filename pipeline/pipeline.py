@@ -65,7 +65,7 @@ class SpeculativePipeline:
     """
 
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
-        checked = Options.checked(options).within(target)
+        checked = Options.checked(options).within(target, draft)
         # A block is written to the cache whole, so its last rows may lie beyond max_length.
         room = checked.max_length + (1 if draft is None else 1 + draft.num_drafts)
         self.state = State(
@@ -99,7 +99,7 @@ class SpeculativePipeline:
             device: "auto" (CUDA if there is one), "cpu" or "cuda".
             dtype: "auto" (bfloat16 on CUDA, float32 on the CPU), or a name of torch's.
             options: `max_batch`, `max_length`, `filter_order`, `max_support`, `allow_unbounded_support`,
-                `prefill_chunk`; see `pipeline.state.Options`.
+                `prefill_chunk`, `proposal`, `draft_lengths`; see `pipeline.state.Options`.
 
         Raises:
             model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target.

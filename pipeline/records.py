@@ -32,7 +32,7 @@ class Proposal:
     Attributes:
         requests: B requests, in slot order.
         draft_tokens: int32 [B, W - 1].
-        num_drafts: int32 [B], at most W - 1: what its limits leave a request room for.
+        num_drafts: int32 [B], at most W - 1: what its limits, and the rule for lengths, leave a request.
         draft_probs: float32 [B, W - 1, V], the law that each draft was drawn from (one-hot for a chosen one); None
             where all drafts were chosen.
         draft_ids: int64 [B, W - 1, K]: the tokens of the entries of draft_probs, which is [B, W - 1, K] then and
@@ -56,7 +56,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Block:
-    """Set by prefill or forward: logits [B, W, V] as the model gave them, on its device."""
+    """Set by prefill or forward: logits [B, W, V] as the model gave them, on its device.
+
+    Rows past a request's num_drafts mean nothing; where the forward left them out, they are NaN.
+    """
 
     proposal: Proposal
     logits: torch.Tensor

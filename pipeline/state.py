@@ -10,6 +10,7 @@ from typing import Any
 
 import gpu
 from pipeline.errors import InvalidRequest
+from pipeline.lengths import DraftLengths
 from pipeline.request import Request
 
 
@@ -27,6 +28,8 @@ class Options:
         proposal: How a sampled request's drafts come about: "argmax" takes the draft's likeliest tokens, "sample" draws
             them from the draft's law at the request's temperature, "auto" is the method's own way (DFlash: "argmax",
             DSpark and DFlash 2: "sample"). The law of the output is the same; how many drafts are kept is not.
+        draft_lengths: How many drafts of a request are verified, by the draft's confidences: a
+            `pipeline.lengths.ConfidenceThreshold` or `ThroughputSchedule`; None: all. Rows left out aren't computed.
     """
 
     max_batch: int = 32
@@ -36,6 +39,7 @@ class Options:
     allow_unbounded_support: bool = False
     prefill_chunk: int = 512
     proposal: str = "auto"
+    draft_lengths: DraftLengths | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("max_batch", 1), ("max_length", 2), ("max_support", 1), ("prefill_chunk", 1)):
@@ -47,6 +51,10 @@ class Options:
             raise InvalidRequest(f'filter_order={self.filter_order!r}, expected "top_k_first" or "joint"')
         if self.proposal not in ("auto", "argmax", "sample"):
             raise InvalidRequest(f'proposal={self.proposal!r}, expected "auto", "argmax" or "sample"')
+        if not isinstance(self.draft_lengths, DraftLengths | None):
+            raise InvalidRequest(
+                f"draft_lengths={self.draft_lengths!r}, expected a ConfidenceThreshold, a ThroughputSchedule or None"
+            )
         if not isinstance(self.allow_unbounded_support, bool):
             raise InvalidRequest(f"allow_unbounded_support={self.allow_unbounded_support!r}, expected True or False")
 
@@ -63,12 +71,18 @@ class Options:
                 raise InvalidRequest(f"{name}={value!r}, expected one of the options {', '.join(known)}")
         return cls(**options)
 
-    def within(self, target: Any) -> Options:
-        """These options for a target: `max_length` no longer than its positions.
+    def within(self, target: Any, draft: Any = None) -> Options:
+        """These options for a pair: `max_length` no longer than the target's positions.
 
         Raises:
-            InvalidRequest: A vocabulary wider than the kernels take.
+            InvalidRequest: A vocabulary wider than the kernels take, or lengths by confidences that the draft hasn't.
         """
+        if self.draft_lengths is not None and not getattr(draft, "has_confidence", False):
+            method = None if draft is None else draft.method
+            raise InvalidRequest(
+                f"draft_lengths={self.draft_lengths!r}, expected None: the draft (method {method!r}) has no confidence "
+                "head"
+            )
         if target.vocab_size > gpu.MAX_VOCABULARY:
             raise InvalidRequest(f"vocab_size={target.vocab_size}, expected at most {gpu.MAX_VOCABULARY}")
         return replace(self, max_length=min(self.max_length, target.max_position or self.max_length))

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from tests.naive_drafts import convolve
+
 
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm over the last dimension."""
@@ -31,6 +33,16 @@ def rotate(x: torch.Tensor, position: int, inverse_frequencies: list[float], sca
 def plain_frequencies(head_dim: int, theta: float) -> list[float]:
     """RoPE's unscaled inverse frequencies, head_dim / 2 of them."""
     return [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+
+
+def around(w: dict[str, torch.Tensor], part: str, normed: torch.Tensor):
+    """DFlash 2's convolutions of one sublayer: its input [B, d] convolved, and what convolves its output."""
+    base = w.get(f"{part}.base_kernel")
+    if base is None:
+        return normed, lambda out: out
+    deltas = (normed @ w[f"{part}.kernel_projection.weight"].T).reshape(len(normed), 2, base.shape[1], -1)
+    group = base.shape[2] // deltas.shape[3]
+    return convolve(normed, base[0], deltas[:, 0], group), lambda out: convolve(out, base[1], deltas[:, 1], group)
 
 
 def block_hidden(
@@ -62,6 +74,7 @@ def block_hidden(
             return out if bias is None else out + bias
 
         normed = rms(x, w["input_layernorm.weight"], eps)
+        normed, leave = around(w, "attention_conv", normed)
         rows = torch.cat([context, normed])
         all_keys, all_values = linear(rows, "k"), linear(rows, "v")
         out = torch.zeros(x.shape[0], num_heads * head_dim, dtype=x.dtype)
@@ -85,8 +98,9 @@ def block_hidden(
                     if ahead or outside:
                         scores[j] = -math.inf
                 out[r, head * head_dim : (head + 1) * head_dim] = torch.softmax(scores, 0) @ all_values[:, piece]
-        x = x + linear(out, "o")
+        x = x + leave(linear(out, "o"))
         normed = rms(x, w["post_attention_layernorm.weight"], eps)
+        normed, leave = around(w, "mlp_conv", normed)
         gate, up = normed @ w["mlp.gate_proj.weight"].T, normed @ w["mlp.up_proj.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T
+        x = x + leave((gate * torch.sigmoid(gate) * up) @ w["mlp.down_proj.weight"].T)
     return rms(x, weights["norm.weight"], eps)

@@ -13,6 +13,7 @@ from model_loaders import load_draft, load_target, save_draft
 from model_loaders.drafts.backbone import Backbone, DraftConfig
 from model_loaders.drafts.dflash import DFlashDraft
 from pipeline import SpeculativePipeline
+from tests import tiny_drafts
 from tests.tiny_models import write_tiny_target
 
 FOLDER = tempfile.TemporaryDirectory(prefix="specmask-tests-")
@@ -63,6 +64,27 @@ def draft_folder(vocab_size=320, block_size=4, seed=0) -> Path:
 @functools.cache
 def draft(vocab_size=320, block_size=4, seed=0) -> DFlashDraft:
     return load_draft(str(draft_folder(vocab_size, block_size, seed)), target(vocab_size))
+
+
+@functools.cache
+def draft_of_kind(kind, vocab_size=320, block_size=4, seed=0):
+    """A random draft of one of `tiny_drafts.KINDS` for `target(vocab_size)`, loaded from its own layout."""
+    loaded = target(vocab_size)
+    folder = tiny_drafts.write(
+        Path(FOLDER.name) / f"{kind}-{vocab_size}-{block_size}-{seed}",
+        kind,
+        loaded,
+        block_size=block_size,
+        layer_ids=tuple(range(loaded.num_layers - 1)),
+        seed=seed,
+    )
+    return load_draft(folder, loaded)
+
+
+def pipe_of_kind(kind, vocab_size=320, block_size=4, **options) -> SpeculativePipeline:
+    """A fresh pipeline over the tiny target and a draft of this kind."""
+    options = {"max_batch": 4, "max_length": 128} | options
+    return SpeculativePipeline(target(vocab_size), draft_of_kind(kind, vocab_size, block_size), **options)
 
 
 def pipe(speculative=True, vocab_size=320, block_size=4, **options) -> SpeculativePipeline:

@@ -20,7 +20,7 @@ class Draft:
     sampled ones get draws is the option `proposal`, by default the method's own way.
 
     A request whose limits leave room for fewer tokens than a block gets fewer drafts; that cap doesn't look at the
-    drafts, so the law stays exact.
+    drafts, so the law stays exact. The option `draft_lengths` caps by the draft's confidences; see `pipeline.lengths`.
     """
 
     def __call__(self, state: State) -> Proposal:
@@ -39,12 +39,15 @@ class Draft:
             **self._draws(state, requests),
         )
         most = state.block_size - 1
-        room = [min(most, request.remaining(state.options.max_length) - 1) for request in requests]
+        room = np.array([min(most, r.remaining(state.options.max_length) - 1) for r in requests], dtype=np.int32)
+        rule = state.options.draft_lengths
+        if rule is not None:
+            room = rule(drafted.confidence.cpu().numpy(), room)
         law = drafted.law
         return Proposal(
             requests,
             draft_tokens=drafted.tokens.to(device="cpu", dtype=torch.int32).numpy(),
-            num_drafts=np.array(room, dtype=np.int32),
+            num_drafts=room,
             draft_probs=None if law is None else law.probs.cpu().numpy(),
             draft_ids=None if law is None or law.token_ids is None else law.token_ids.cpu().numpy(),
         )

@@ -12,6 +12,8 @@ from pipeline.state import State
 class Forward:
     """Runs every request's block at its own positions and gives the draft the features of all rows.
 
+    Where lengths are scheduled, rows past a request's drafts are left out of the model's forward (`Target.forward`).
+
     Features of rejected rows do no harm: the draft's next block overwrites their entries before any row sees them.
     """
 
@@ -29,6 +31,7 @@ class Forward:
             on_device,
             state.target_cache,
             kv_length=longest,
+            lengths=None if state.options.draft_lengths is None else (proposal.num_drafts + 1).tolist(),
         )
         if state.draft is not None:
             state.draft.extend(output.features, on_device, state.draft_cache, kv_length=longest)

@@ -1,0 +1,212 @@
+"""Every method, loaded from a checkpoint in its own layout, against the slow oracle; and how proposals are drawn."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from scipy import stats
+
+from model_loaders import load_draft, save_draft
+from model_loaders.drafts.proposal import ProposalLaw, pick
+from model_loaders.errors import CheckpointError
+from tests import naive_dflash, naive_drafts, tiny_drafts
+
+VOCAB, WIDTH, LAYERS, BLOCK, MASK = 23, 16, 5, 4, 22
+TAPS = (0, 2, 3)
+ANCHORED = {"dspark vanilla", "dspark gated", "dspark rnn", "dspark rank 0", "specforge", "speculators dspark"} | {
+    "speculators dspark gated", "speculators dflash whole",
+}  # fmt: skip
+
+
+def fake_target(vocab_size=VOCAB, dtype=torch.float32):
+    """An embedding and a head: all that a draft borrows."""
+    generator = torch.Generator().manual_seed(7)
+    embedding = torch.randn(vocab_size, WIDTH, generator=generator).to(dtype)
+    head = (0.5 * torch.randn(vocab_size, WIDTH, generator=generator)).to(dtype)
+    return SimpleNamespace(
+        hidden_size=WIDTH, num_layers=LAYERS, vocab_size=vocab_size, device=torch.device("cpu"), dtype=dtype,
+        embedding=embedding, head_weight=head, tokenizer=None,
+        embed=lambda ids: embedding[ids], head=lambda hidden: hidden @ head.T,
+    )  # fmt: skip
+
+
+def load(tmp_path, kind, **options):
+    target = fake_target()
+    options = {"block_size": BLOCK, "mask_token_id": MASK, "layer_ids": TAPS} | options
+    return load_draft(tiny_drafts.write(tmp_path, kind, target, **options), target)
+
+
+def oracle(draft, folder, features, anchor, temperature, uniforms):
+    """The oracle's proposal for one request, from the checkpoint's own tensors."""
+    weights = {name: t.double() for name, t in load_file(folder / "model.safetensors").items()}
+    target, config, parts = draft.target, draft.config, tiny_drafts.KINDS[draft.kind][1]
+    embedding = weights.get("embed_tokens.weight", target.embedding.double())
+    hidden = naive_dflash.block_hidden(
+        weights, features.double(), embedding[[anchor] + [MASK] * (BLOCK - 1)],
+        num_heads=2, num_kv_heads=1, head_dim=8,
+        inverse_frequencies=naive_dflash.plain_frequencies(8, 10000.0),
+        layer_kinds=[(config.is_causal(i), config.window(i)) for i in range(2)],
+    )  # fmt: skip
+    if draft.kind not in ANCHORED:
+        hidden = hidden[1:]
+    tokens_of = list(range(VOCAB))
+    if "d2t" in weights:
+        tokens_of = [i + int(offset) for i, offset in enumerate(weights["d2t"])]
+    logits = hidden @ weights.get("lm_head.weight", target.head_weight[tokens_of].double()).T
+    if "selector" in parts:
+        tokens, laws, nearest = naive_drafts.select(
+            weights, parts["selector"][1], logits, hidden, anchor, temperature, uniforms
+        )
+        return tokens, laws, [], nearest
+    tokens, laws, confidences, nearest = naive_drafts.dspark(
+        weights, parts.get("markov", "vanilla"), logits, hidden, anchor, temperature, uniforms,
+        parts.get("with_markov", False), tokens_of,
+    )  # fmt: skip
+    whole = []
+    for law in laws:
+        whole.append(torch.zeros(VOCAB, dtype=torch.float64))
+        for index, probability in enumerate(law):
+            whole[-1][tokens_of[index]] = probability
+    return tokens, whole, confidences, nearest
+
+
+@pytest.mark.parametrize("kind", tiny_drafts.KINDS)
+def test_proposals_equal_the_oracle(tmp_path, kind):
+    """Rows of different lengths and temperatures, greedy among them, over three rounds with rejected rows left over."""
+    draft = load(tmp_path, kind)
+    draft.kind = kind
+    generator = torch.Generator().manual_seed(3)
+    width = len(TAPS) * WIDTH
+    assert draft.num_drafts == (BLOCK if kind in ANCHORED else BLOCK - 1)
+    assert draft.has_confidence == bool(tiny_drafts.KINDS[kind][1].get("confidence"))
+    lengths, temperatures = [3, 7, 1], torch.tensor([1.0, 0.0, 0.6])
+    cache = draft.new_cache(3, 32)
+    prompt = torch.randn(3, max(lengths), width, generator=generator)
+    draft.extend(prompt, torch.arange(max(lengths)).expand(3, -1), cache)
+    kept = [prompt[row, :n] for row, n in enumerate(lengths)]
+    compared = 0
+    for _ in range(3):
+        starts = torch.tensor([len(rows) for rows in kept])
+        anchors = torch.randint(0, VOCAB - 1, (3,), generator=generator)
+        uniforms = torch.rand(3, draft.num_drafts, generator=generator, dtype=torch.float64)
+        drafted = draft.propose(anchors, starts, cache, temperatures=temperatures, uniforms=uniforms)
+        laws = drafted.law.dense(VOCAB)
+        chosen = draft.propose(anchors, starts, cache)
+        assert chosen.law is None
+        assert chosen.tokens[1].tolist() == drafted.tokens[1].tolist()
+        for row in range(3):
+            anchor, temperature = int(anchors[row]), float(temperatures[row])
+            tokens, expected, confidences, nearest = oracle(
+                draft, tmp_path, kept[row], anchor, temperature, uniforms[row].tolist()
+            )
+            if nearest < 1e-5:
+                continue  # the uniform lies on an edge
+            compared += 1
+            assert drafted.tokens[row].tolist() == tokens
+            torch.testing.assert_close(laws[row].double(), torch.stack(expected), atol=3e-6, rtol=1e-4)
+            if confidences:
+                wanted = torch.tensor(confidences, dtype=torch.float64)
+                torch.testing.assert_close(drafted.confidence[row].double(), wanted, atol=1e-5, rtol=1e-4)
+            else:
+                assert drafted.confidence is None
+        features = torch.randn(3, draft.num_drafts + 1, width, generator=generator)
+        draft.extend(features, starts[:, None] + torch.arange(draft.num_drafts + 1), cache)
+        for row in range(3):
+            accepted = int(torch.randint(0, draft.num_drafts + 1, (), generator=generator))
+            kept[row] = torch.cat([kept[row], features[row, : accepted + 1]])
+    assert compared >= 6
+
+
+def test_a_rows_proposal_depends_on_itself_only(tmp_path):
+    """Beside neighbours or alone, drawn or beside chosen ones: bit for bit."""
+    for kind in ("dspark rnn", "dflash2", "speculators dspark"):
+        draft = load(tmp_path / kind, kind)
+        generator = torch.Generator().manual_seed(5)
+        features = torch.randn(3, 6, len(TAPS) * WIDTH, generator=generator)
+        anchors, starts = torch.tensor([4, 5, 6]), torch.tensor([6, 4, 5])
+        uniforms = torch.rand(3, draft.num_drafts, generator=generator, dtype=torch.float64)
+        cache = draft.new_cache(3, 16)
+        draft.extend(features, torch.arange(6).expand(3, -1), cache)
+        together = draft.propose(
+            anchors, starts, cache, temperatures=torch.tensor([0.7, 1.2, 0.0]), uniforms=uniforms, kv_length=12
+        )
+        for row, temperature in enumerate([0.7, 1.2, 0.0]):
+            alone = draft.propose(
+                anchors[row : row + 1], starts[row : row + 1], cache, [row],
+                temperatures=torch.tensor([temperature]), uniforms=uniforms[row : row + 1], kv_length=12,
+            )  # fmt: skip
+            assert alone.tokens[0].tolist() == together.tokens[row].tolist()
+            assert torch.equal(alone.law.probs[0], together.law.probs[row])
+
+
+def test_draws_follow_the_law_that_is_handed_on():
+    """Chi-square at a fixed seed; refuses with a chance below 1e-4 if the law is kept."""
+    logits = torch.tensor([[0.3, -1.2, 2.0, 0.0, -torch.inf, 1.1, -40.0]]).expand(200_000, -1)
+    uniforms = torch.rand(200_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    index, law = pick(logits, torch.full((200_000,), 0.8), uniforms)
+    probs = law[0].double().numpy()
+    assert abs(probs.sum() - 1) < 1e-6
+    assert probs[4] == 0
+    counts = np.bincount(index.numpy(), minlength=7)
+    assert counts[4] == 0
+    usual = probs > 1e-4
+    assert stats.chisquare(counts[usual], probs[usual] / probs[usual].sum() * counts[usual].sum()).pvalue > 1e-4
+
+
+def test_the_ends_of_the_unit_interval():
+    logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]])
+    for uniform, expected in ((0.0, 1), (0.5 * 2.0**-32, 1), (1 - 0.5 * 2.0**-32, 2)):
+        index, _ = pick(logits, torch.ones(1), torch.tensor([uniform], dtype=torch.float64))
+        assert int(index) == expected
+
+
+def test_a_draft_without_a_law_has_none_to_hand_on():
+    """NaN logits give a law of NaN, which the verification refuses, not one that looks right."""
+    logits = torch.tensor([[0.0, torch.nan, 1.0], [0.0, torch.inf, 1.0], [0.0, 2.0, 1.0]])
+    _, law = pick(logits, torch.ones(3), torch.full((3,), 0.5, dtype=torch.float64))
+    assert law.isnan().all(1).tolist() == [True, True, False]
+    assert law.isnan().any(1).tolist() == [True, True, False]
+
+
+def test_greedy_rows_are_one_hot_beside_drawn_ones():
+    logits = torch.tensor([[0.0, 3.0, 3.0], [0.0, 3.0, 1.0]])
+    index, law = pick(logits, torch.tensor([0.0, 1.0]), torch.tensor([0.999, 0.999], dtype=torch.float64))
+    assert index.tolist() == [1, 2]
+    assert law[0].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_a_sparse_law_made_dense():
+    law = ProposalLaw(torch.tensor([[[0.25, 0.75]]]), torch.tensor([[[3, 1]]]))
+    assert law.dense(5).tolist() == [[[0.0, 0.75, 0.0, 0.25, 0.0]]]
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dflash2 selector only", "dspark gated", "dspark rank 0"])
+def test_round_trips(tmp_path, kind):
+    draft = load(tmp_path / "given", kind)
+    save_draft(tmp_path / "saved", draft)
+    found = load_draft(tmp_path / "saved", draft.target)
+    assert type(found) is type(draft)
+    assert found.config == draft.config
+    for name, tensor in draft.module.state_dict().items():
+        assert torch.equal(found.module.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("kind", ["speculators dflash", "specforge borrowed"])
+def test_what_a_layout_cannot_hold_is_not_written(tmp_path, kind):
+    with pytest.raises(CheckpointError, match="can't hold it"):
+        save_draft(tmp_path / "saved", load(tmp_path / "given", kind))
+    assert not (tmp_path / "saved").exists()
+
+
+def test_scaled_logits_and_embeddings(tmp_path):
+    """Multiplied, soft-capped, and blocks embedded at a scale."""
+    plain = load(tmp_path / "a", "dflash")
+    extra = {"output_multiplier": 0.5, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0}
+    scaled = load(tmp_path / "b", "dflash", **extra)
+    hidden = torch.randn(2, 3, WIDTH)
+    torch.testing.assert_close(scaled.logits(hidden), 2 * torch.tanh(plain.logits(hidden) * 0.5 / 2))
+    assert torch.equal(scaled.embed(torch.tensor([4])), 3 * plain.embed(torch.tensor([4])))
