@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ class Pair:
         return self.law(2, prefix)
 
     def confidence(self, drafts):
-        return [float(self.law(3, drafts[:k])[0]) ** 0.3 for k in range(DRAFTS)]
+        return [float(self.law(3, drafts[:k])[0]) ** 0.2 for k in range(DRAFTS)]
 
 
 def distance(pair, length_of):
@@ -60,9 +61,10 @@ def by_rule(rule, pair, others=()):
 
 
 SCHEDULES = [
-    ThroughputSchedule([1, 3, 12], [1.0, 2.0, 5.6]),
-    ThroughputSchedule([1, 2, 4, 5, 20], [1.0, 1.6, 2.3, 2.3, 9.5]),
-    ThroughputSchedule([1, 20], [1.0, 9.55]),
+    ThroughputSchedule([1, 3, 12], [1.0, 1.3, 2.2]),
+    ThroughputSchedule([1, 2, 4, 6, 7, 20], [1.0, 1.2, 1.4, 1.4, 1.7, 3.0]),
+    ThroughputSchedule([1, 20], [1.0, 2.9]),
+    ThroughputSchedule([1, 20], [1.0, 4.0]),
 ]
 OTHERS = [[0.9, 0.8, 0.75], [0.5, 0.9, 0.9], [0.97, 0.96, 0.1]]
 
@@ -73,15 +75,14 @@ def test_the_law_under_a_threshold(threshold):
         assert distance(Pair(seed), by_rule(ConfidenceThreshold(threshold), Pair(seed))) < 1e-12
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=["bend", "step", "steep"])
 @pytest.mark.parametrize("others", [0, 1, 3])
-def test_the_law_under_a_schedule(schedule, others):
-    used = set()
-    for seed in range(4):
+def test_the_law_under_a_schedule(others):
+    varied = 0
+    for seed, schedule in itertools.product(range(4), SCHEDULES):
         length_of = by_rule(schedule, Pair(seed), OTHERS[:others])
-        used |= {length_of((a, b, 0)) for a in range(VOCABULARY) for b in range(VOCABULARY)}
+        varied += len({length_of((a, b, 0)) for a in range(VOCABULARY) for b in range(VOCABULARY)}) > 1
         assert distance(Pair(seed), length_of) < 1e-12
-    assert len(used) > 1
+    assert varied > 2
 
 
 def best_stop(schedule, pair, drafts):
@@ -100,7 +101,7 @@ WRONG = {
     ),
     "the best of all stopping points": functools.partial(
         lambda schedule, pair, drafts: best_stop(schedule, pair, drafts),
-        ThroughputSchedule([1, 2, 3, 4], [1.0, 1.55, 1.6, 2.2]),
+        ThroughputSchedule([1, 2, 3, 4], [1.0, 2.0, 2.55, 3.6]),
     ),
 }
 
@@ -126,7 +127,7 @@ def test_the_rules_equal_the_slow_ones(data):
     got = ConfidenceThreshold(threshold)(array, np.array(most))
     assert (got.dtype, got.tolist()) == (np.int32, expected)
     steps = data.draw(st.lists(st.integers(0, 4), min_size=3, max_size=3))
-    schedule = ThroughputSchedule([1, 4, 9], np.cumsum([2, *steps[1:]]).tolist())
+    schedule = ThroughputSchedule([1, 5, 9], np.cumsum([2, *steps[1:]]).tolist())
     got = schedule(array, np.array(most))
     assert (got.dtype, got.tolist()) == (np.int32, naive_lengths.schedule(confidence, most, schedule.cost))
 
