@@ -98,7 +98,7 @@ def test_laws_reach_the_verifier_as_drawn():
         pipe = pipes.pipe_of_kind(kind)
         pipe.observe("draft", seen.append)
         sampled = SamplingParams(max_new_tokens=9, seed=1, ignore_eos=True)
-        pipe.generate(PROMPTS[:2], [sampled, replace(sampled, temperature=0)])
+        pipe.generate(PROMPTS, [sampled, replace(sampled, temperature=0), replace(sampled, top_k=1)])
     for proposal in seen:
         dense = proposal.dense_probs(320)
         drafts = proposal.draft_tokens[..., None].astype(np.int64)
