@@ -1,4 +1,4 @@
-"""Train a DFlash draft for a target: ``python -m model_loaders.train_draft --target demo --output FOLDER``.
+"""Train a DFlash or DSpark draft for a target: ``python -m model_loaders.train_draft --target demo --output FOLDER``.
 
 The target writes its own training text (answers to prompts that it writes too, or to those of --prompts), a
 draft learns to foresee it from the target's hidden states, and the report says how many tokens a round the
@@ -24,6 +24,7 @@ import transformers
 from model_loaders.drafts.backbone import FULL, DraftConfig
 from model_loaders.drafts.checkpoint import load_draft, save_draft
 from model_loaders.drafts.dflash import DFlashDraft
+from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig, DSparkDraft
 from model_loaders.drafts.formats.zlab import default_layer_ids
 from model_loaders.errors import CheckpointError
 from model_loaders.target import load_target
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m model_loaders.train_draft", description=__doc__.split("\n\n")[0])
     p.add_argument("--target", required=True, help='"demo", a folder, a GGUF file or a hub name')
     p.add_argument("--revision", help="of a target on the hub")
-    p.add_argument("--method", default="dflash", choices=["dflash"], help="dspark is not implemented yet")
+    p.add_argument("--method", default="dflash", choices=["dflash", "dspark"])
     p.add_argument("--output", required=True, type=Path, metavar="FOLDER")
     p.add_argument("--device", default="auto")
     p.add_argument("--dtype", default="auto", help="of the target and of the draft's forward")
@@ -71,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument("--start-from", metavar="DRAFT", help="weights to begin with: a draft of the same shape")
     shape.add_argument("--layers", type=int, default=3)
     shape.add_argument("--intermediate-size", type=int, help="default: the target's")
-    shape.add_argument("--block-size", type=int, default=8, help="rows of a block: the anchor and the drafts")
+    shape.add_argument("--block-size", type=int, help="rows of a block: default 8 (7 drafts), of dspark 7 (7 drafts)")
+    shape.add_argument("--markov-rank", type=int, default=64, help="of dspark; 0: no Markov head")
+    shape.add_argument("--markov-head", choices=MARKOV_HEADS, default=VANILLA, help="of dspark")
     shape.add_argument("--target-layer-ids", type=int, nargs="+", help="default: five, evenly spread")
     shape.add_argument("--mask-token", help="default: an unused special token of the target")
 
@@ -177,20 +180,30 @@ def draft_config(args: argparse.Namespace, target: Any) -> DraftConfig:
     source = target.config
     heads = source.num_attention_heads
     rope = getattr(source, "rope_parameters", None) or {}
-    return DraftConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=args.intermediate_size or source.intermediate_size,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(source, "num_key_value_heads", None) or heads,
-        head_dim=getattr(source, "head_dim", None) or target.hidden_size // heads,
-        layer_types=(FULL,) * args.layers,
-        target_layer_ids=tuple(args.target_layer_ids or spread_layer_ids(target.num_layers)),
-        num_target_layers=target.num_layers,
-        block_size=args.block_size,
-        mask_token_id=mask_token_id(args.mask_token, target),
-        rope={"rope_type": "default", "rope_theta": float(rope.get("rope_theta") or 10000.0)},
-        max_position_embeddings=target.max_position or 32768,
-        vocab_size=target.vocab_size,
+    dspark = args.method == "dspark"
+    fields: dict[str, Any] = {
+        "hidden_size": target.hidden_size,
+        "intermediate_size": args.intermediate_size or source.intermediate_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(source, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(source, "head_dim", None) or target.hidden_size // heads,
+        "layer_types": (FULL,) * args.layers,
+        "target_layer_ids": tuple(args.target_layer_ids or spread_layer_ids(target.num_layers)),
+        "num_target_layers": target.num_layers,
+        "block_size": args.block_size or (7 if dspark else 8),
+        "mask_token_id": mask_token_id(args.mask_token, target),
+        "rope": {"rope_type": "default", "rope_theta": float(rope.get("rope_theta") or 10000.0)},
+        "max_position_embeddings": target.max_position or 32768,
+        "vocab_size": target.vocab_size,
+    }
+    if not dspark:
+        return DraftConfig(**fields)
+    return DSparkConfig(
+        **fields,
+        markov_rank=args.markov_rank,
+        markov_head_type=args.markov_head,
+        confidence_head=True,
+        confidence_with_markov=args.markov_rank > 0,
     )
 
 
@@ -221,7 +234,8 @@ def mask_token_id(token: str | None, target: Any) -> int:
 
 def export(trainer: Trainer) -> None:
     """Write the module in the target's dtype as a checkpoint that load_draft reads."""
-    save_draft(trainer.folder, DFlashDraft(trainer.result(), trainer.target), dtype=trainer.dtype)
+    kind = DSparkDraft if isinstance(trainer.config, DSparkConfig) else DFlashDraft
+    save_draft(trainer.folder, kind(trainer.result(), trainer.target), dtype=trainer.dtype)
 
 
 def measure(args: argparse.Namespace, target: Any, held_out: Sequence[Text]) -> dict[str, Any]:

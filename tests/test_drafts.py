@@ -184,7 +184,8 @@ def test_a_sparse_law_made_dense():
     assert law.dense(5).tolist() == [[[0.0, 0.75, 0.0, 0.25, 0.0]]]
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dflash2 selector only", "dspark gated", "dspark rank 0"])
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dflash2 selector only", "dspark gated", "dspark rank 0",
+     "specforge", "specforge borrowed"])  # fmt: skip
 def test_round_trips(tmp_path, kind):
     draft = load(tmp_path / "given", kind)
     save_draft(tmp_path / "saved", draft)
@@ -195,7 +196,7 @@ def test_round_trips(tmp_path, kind):
         assert torch.equal(found.module.state_dict()[name], tensor)
 
 
-@pytest.mark.parametrize("kind", ["speculators dflash", "specforge borrowed"])
+@pytest.mark.parametrize("kind", ["speculators dflash", "speculators dspark", "speculators dflash whole"])
 def test_what_a_layout_cannot_hold_is_not_written(tmp_path, kind):
     with pytest.raises(CheckpointError, match="can't hold it"):
         save_draft(tmp_path / "saved", load(tmp_path / "given", kind))

@@ -211,9 +211,3 @@ def test_command_line_trains_resumes_and_exports(folder, target, tmp_path):
     assert main(command(folder, more, prompts, *options, "--layers", "2")) == 2
     # Another run's state is refused.
     assert main(command(folder, whole, prompts, "--resume", "--seed", "1")) == 2
-
-
-def test_dspark_is_refused(folder, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["--target", str(folder), "--output", str(tmp_path), "--method", "dspark"])
-    assert "dspark" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from model_loaders.drafts.block_draft import BlockDraft
 from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.drafts.dflash2 import DFlash2Config, DFlash2Draft, DFlash2Module
 from model_loaders.drafts.dspark import DSparkConfig, DSparkDraft, DSparkModule
-from model_loaders.drafts.formats import deepspec, speculators, zlab
+from model_loaders.drafts.formats import deepspec, specforge, speculators, zlab
 from model_loaders.drafts.formats.detect import detect
 from model_loaders.drafts.formats.values import Values
 from model_loaders.errors import CheckpointError
@@ -76,15 +76,16 @@ def load_draft(name: str | Path, target: Any, *, revision: str | None = None) ->
 def save_draft(folder: str | os.PathLike[str], draft: BlockDraft, *, dtype: torch.dtype | None = None) -> None:
     """Write config.json and model.safetensors so that load_draft reads them back.
 
-    DFlash and DFlash 2 in z-lab's layout, DSpark in DeepSpec's. dtype: of the stored tensors; None keeps the draft's
-    own. Each file appears whole or not at all. Raises CheckpointError for a draft that its layout can't hold.
+    DFlash and DFlash 2 in z-lab's layout, DSpark in DeepSpec's or, where that can't hold it, SpecForge's. dtype: of
+    the stored tensors; None keeps the draft's own. Each file appears whole or not at all. Raises CheckpointError for a
+    draft that its layout can't hold.
     """
     folder, config = Path(folder), draft.config
     dtype = dtype or draft.dtype
     written = str(dtype).removeprefix("torch.")
     if isinstance(config, DSparkConfig):
-        holds = config.own_embeddings and config.own_head and config.sample_from_anchor and config.causal is None
-        content = deepspec.write(config, written)
+        whole = config.own_embeddings and config.own_head and config.sample_from_anchor and config.causal is None
+        content, holds = (deepspec if whole else specforge).write(config, written), True
     else:
         holds = not (config.own_embeddings or config.own_head or config.sample_from_anchor)
         content = zlab.write(config, written)

@@ -57,7 +57,7 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * rank + d, 3 * rank)
 
     def forward(self, embedded: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The bias [..., n] and the next state [..., r], after embedded [..., r] at hidden [..., d]."""
+        """What W2 takes, [..., r], and the next state [..., r], after embedded [..., r] at hidden [..., d]."""
         if self.kind == GATED:
             embedded = torch.sigmoid(self.gate_proj(torch.cat((hidden, embedded), -1))) * embedded
         elif self.kind == RNN:
@@ -65,7 +65,7 @@ class MarkovHead(nn.Module):
             gate = torch.sigmoid(gate)
             state = gate * state + (1 - gate) * torch.tanh(candidate)
             embedded = torch.tanh(out)
-        return self.markov_w2(embedded), state
+        return embedded, state
 
 
 class ConfidenceHead(nn.Module):
@@ -115,8 +115,8 @@ class DSparkDraft(BlockDraft):
             features, corrected = hidden[:, k], logits[:, k]
             if markov is not None:
                 embedded = markov.markov_w1(previous)
-                bias, state = markov(embedded, features, state)
-                corrected = corrected.float() + bias.float()
+                latent, state = markov(embedded, features, state)
+                corrected = corrected.float() + markov.markov_w2(latent).float()
                 if config.confidence_with_markov:
                     features = torch.cat((features, embedded), -1)
             if module.confidence_head is not None:

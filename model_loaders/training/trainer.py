@@ -1,4 +1,4 @@
-"""The training loop of a DFlash draft, its checkpoints and its log.
+"""The training loop of a DFlash or DSpark draft, its checkpoints and its log.
 
 Master weights and optimiser state are float32; the forward runs on a copy in the target's dtype, which is how
 the draft will run later. The target's features are computed on the fly. A step depends on its number, the
@@ -24,17 +24,19 @@ from tqdm import tqdm
 
 from model_loaders.drafts.backbone import Backbone, DraftConfig
 from model_loaders.drafts.block_draft import BlockDraft
+from model_loaders.drafts.dspark import DSparkConfig, DSparkModule
 from model_loaders.errors import CheckpointError
 from model_loaders.taps import LayerTaps
 from model_loaders.training.attention import training_attention
 from model_loaders.training.blocks import StepStats, block_hidden, block_loss, draw_anchors
 from model_loaders.training.dataset import Batch, Batches, Text, collate
+from model_loaders.training.dspark import dspark_loss
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
     """steps: optimiser steps in all. batch: texts a step. anchors: blocks a text. length: tokens a text is
-    cut to. soft: see block_loss. warmup: share of the steps. every: steps between checkpoints and held-out
+    cut to. soft: of DFlash, see block_loss. warmup: share of the steps. every: steps between checkpoints and held-out
     losses.
     """
 
@@ -51,6 +53,11 @@ class TrainingOptions:
     seed: int = 0
     every: int = 500
     log_every: int = 20
+
+
+def new_module(config: DraftConfig) -> Backbone:
+    """The module of a configuration: DSpark's with its heads, or DFlash's."""
+    return DSparkModule(config) if isinstance(config, DSparkConfig) else Backbone(config)
 
 
 class Trainer:
@@ -70,7 +77,7 @@ class Trainer:
         self.held_out = [collate(list(held_out[i : i + options.batch]), options.length)
                          for i in range(0, len(held_out), options.batch)]  # fmt: skip
         self.batches = Batches(texts, options.batch, options.length, options.seed)
-        self.module = Backbone(config)
+        self.module = new_module(config)
         initialise(self.module, options.seed)
         self.module.to(self.device)
         self.named = dict(self.module.named_parameters())
@@ -145,7 +152,7 @@ class Trainer:
     @torch.no_grad()
     def result(self) -> Backbone:
         """The trained module for features as they come, float32 on the CPU."""
-        module = Backbone(self.config)
+        module = new_module(self.config)
         module.load_state_dict({name: weight.cpu() for name, weight in self.module.state_dict().items()})
         module.fc.weight.mul_(self.feature_scale.cpu())
         return module
@@ -233,6 +240,21 @@ class Trainer:
         ids[..., 0] = batch.tokens.gather(1, anchors)
         features = features * self.feature_scale.to(features.dtype)
         hidden = block_hidden(self.module, self.target.embed(ids), features, anchors, weights)
+        if isinstance(self.config, DSparkConfig):
+            assert isinstance(self.module, DSparkModule)
+            return dspark_loss(
+                self.module,
+                self.config,
+                weights,
+                hidden,
+                self.target.head,
+                batch,
+                anchors,
+                real,
+                target_hidden,
+                gamma=self.options.gamma,
+                backward=backward,
+            )
         wanted = bool(self.options.soft) or not backward
         return block_loss(
             hidden,

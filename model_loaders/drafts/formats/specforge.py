@@ -15,6 +15,7 @@ from model_loaders.drafts.formats.values import (
     Values,
     check_target,
     mask_token_id,
+    qwen3_json,
     shared_fields,
 )
 from model_loaders.drafts.formats.values import layer_ids as checked_layer_ids
@@ -51,6 +52,22 @@ def read(values: Values, names: Collection[str], target: Any) -> DSparkConfig:
     refuse_shifted_rnn(values, config)
     check_target(values, config, target)
     return config
+
+
+def write(config: DSparkConfig, dtype: str) -> dict[str, Any]:
+    """config.json of a DSpark draft; embedding and head are the draft's own if the weights hold them."""
+    nested = {
+        "projector_type": "dspark",
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+        "sample_from_anchor": config.sample_from_anchor,
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov_head_type,
+        "enable_confidence_head": config.confidence_head,
+        "confidence_head_with_markov": config.confidence_with_markov,
+    }
+    causal = {} if config.causal is None else {"is_causal": config.causal}
+    return qwen3_json(config, DSPARK, dtype) | causal | {"dflash_config": nested}
 
 
 def refuse_shifted_rnn(values: Values, config: DSparkConfig) -> None:
