@@ -2,8 +2,8 @@
 
 A drawn token needs its law: verification accepts it against the very numbers that it was drawn from. So a draw is
 made from integers: the softmax of ``logits / temperature`` is scaled to WEIGHT_SCALE and rounded, the token is the
-first whose cumulative weight exceeds ``floor(u * total)``, and the law handed on is each weight over their total,
-rounded once to float32. Integer sums depend on no order, so a token depends on its logits and its uniform only.
+first whose cumulative weight exceeds ``floor(u * total)``, and the law handed on is each weight over their total, in
+float32. The sums are exact, so they depend on no order, and a token depends on its logits and its uniform only.
 """
 
 from __future__ import annotations
@@ -126,16 +126,17 @@ def pick(logits: Tensor, temperatures: Tensor | None, uniforms: Tensor | None) -
         return best, None
     greedy = (temperatures == 0).unsqueeze(1)
     probs = (logits.float() / torch.where(greedy, 1.0, temperatures.unsqueeze(1))).softmax(-1)
-    weights = (probs.double() * WEIGHT_SCALE).round().long()
-    cumulative = weights.cumsum(-1)
+    # Integers, exact in float32 as they are; their sums, below 2^53, are exact in float64.
+    weights = (probs * WEIGHT_SCALE).round_()
+    cumulative = weights.double().cumsum(-1)
     total = cumulative[:, -1:]
-    threshold = (uniforms.unsqueeze(1) * total).floor().long()
+    threshold = (uniforms.unsqueeze(1) * total).floor()
     # The clamp is for rows of NaN, whose index means nothing.
     drawn = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
-    law = torch.where(probs.isnan(), probs, (weights / total.double()).float())
     index = torch.where(greedy, best.unsqueeze(1), drawn)
-    chosen = torch.zeros_like(law).scatter_(1, index, 1.0)
-    return index.squeeze(1), torch.where(greedy, chosen, law)
+    law = weights.div_(total.float()).masked_fill_(greedy, 0.0)
+    law.scatter_(1, index, torch.where(greedy, 1.0, law.gather(1, index)))
+    return index.squeeze(1), law
 
 
 def pick_in_turn(
