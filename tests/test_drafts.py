@@ -157,6 +157,21 @@ def test_draws_follow_the_law_that_is_handed_on():
     assert stats.chisquare(counts[usual], probs[usual] / probs[usual].sum() * counts[usual].sum()).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 128, 1000])
+def test_draws_are_the_inverse_cdf_at_odd_sizes(size):
+    """Entry by entry against the oracle's walk over the very law that is handed on; zero weights are never drawn."""
+    generator = torch.Generator().manual_seed(size)
+    logits = 4 * torch.randn(64, size, generator=generator)
+    logits[:, ::3] = torch.where(torch.rand(64, len(range(0, size, 3)), generator=generator) < 0.5, -torch.inf, 0.0)
+    logits[:, -1] = 1.0
+    uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
+    index, law = pick(logits, torch.full((64,), 1.3), uniforms)
+    for row in range(64):
+        expected, nearest = naive_drafts.first_above(law[row].double(), float(uniforms[row]))
+        assert law[row, index[row]] > 0
+        assert nearest < 1e-6 or index[row] == expected
+
+
 def test_the_ends_of_the_unit_interval():
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]])
     for uniform, expected in ((0.0, 1), (0.5 * 2.0**-32, 1), (1 - 0.5 * 2.0**-32, 2)):

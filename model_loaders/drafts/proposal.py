@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model_loaders.kv_cache import RowCache, Slots
 
 WEIGHT_SCALE = 2.0**46
+TILE = 64
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,32 @@ def pick(logits: Tensor, temperatures: Tensor | None, uniforms: Tensor | None) -
         return best, None
     greedy = (temperatures == 0).unsqueeze(1)
     probs = (logits.float() / torch.where(greedy, 1.0, temperatures.unsqueeze(1))).softmax(-1)
-    # Integers, exact in float32 as they are; their sums, below 2^53, are exact in float64.
     weights = (probs * WEIGHT_SCALE).round_()
-    cumulative = weights.double().cumsum(-1)
-    total = cumulative[:, -1:]
-    threshold = (uniforms.unsqueeze(1) * total).floor()
-    # The clamp is for rows of NaN, whose index means nothing.
-    drawn = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    drawn, total = _first_above(weights, uniforms.unsqueeze(1))
     index = torch.where(greedy, best.unsqueeze(1), drawn)
     law = weights.div_(total.float()).masked_fill_(greedy, 0.0)
     law.scatter_(1, index, torch.where(greedy, 1.0, law.gather(1, index)))
     return index.squeeze(1), law
+
+
+def _first_above(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The first entry of weights [b, n] whose cumulative sum exceeds floor(u * total), int64 [b, 1]; total [b, 1].
+
+    weights: whole numbers in float32 whose sums, below 2^53, are exact in float64. uniforms float64 [b, 1]. The sums of
+    tiles first, then one tile: a cumulative sum over all entries would cost several passes.
+    """
+    size = weights.shape[-1]
+    tiles = F.pad(weights, (0, -size % TILE)).unflatten(-1, (-1, TILE))
+    sums = tiles.sum(-1, dtype=torch.float64)
+    outer = sums.cumsum(-1)
+    total = outer[:, -1:]
+    threshold = (uniforms * total).floor()
+    # The clamps are for rows of NaN, whose index means nothing.
+    tile = torch.searchsorted(outer, threshold, right=True).clamp(max=outer.shape[-1] - 1)
+    before = outer.gather(1, tile) - sums.gather(1, tile)
+    within = tiles.gather(1, tile.unsqueeze(-1).expand(-1, -1, TILE)).squeeze(1)
+    inner = before + within.double().cumsum(-1)
+    return (tile * TILE + torch.searchsorted(inner, threshold, right=True)).clamp(max=size - 1), total
 
 
 def pick_in_turn(
