@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -52,6 +53,19 @@ def test_default_by_type_of_sampling_from_the_anchor(tmp_path):
         assert draft.num_drafts == default
         edit(tmp_path / kind, lambda c, other=default == BLOCK - 1: c.update(sample_from_anchor=other))
         assert load_draft(tmp_path / kind, draft.target).num_drafts == 2 * BLOCK - 1 - default
+
+
+def test_a_count_of_drafts_that_tells_another_story(tmp_path):
+    """A checkpoint that doesn't say whether it samples from the anchor, but how many tokens it proposes."""
+    target = load(tmp_path, "speculators dspark").target
+    for count in (BLOCK, BLOCK - 1):
+        edit(tmp_path, lambda c, n=count: c["speculators_config"].update(proposal_methods=[{"speculative_tokens": n}]))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            load_draft(tmp_path, target)
+        told = [str(w.message) for w in seen if "speculative_tokens" in str(w.message)]
+        assert len(told) == (count != BLOCK)
+        assert all(f"speculative_tokens={BLOCK - 1}, but block_size={BLOCK} proposes {BLOCK} with" in t for t in told)
 
 
 def test_sliding_window_non_causal(tmp_path):
@@ -140,6 +154,9 @@ CONFIGS = [
     ("speculators dflash", top("target_hidden_size", 24), f"target_hidden_size=24, but the target has {WIDTH}"),
     ("speculators dflash", top("mask_token_id", None), "mask_token_id=None, expected an id"),
     ("speculators dflash", top("speculators_model_type", "eagle3"), "speculators_model_type='eagle3', expected one of"),
+    ("speculators dflash", lambda c: c["speculators_config"].update(algorithm="dspark"),
+     "speculators_config.algorithm='dspark', but speculators_model_type='dflash'"),
+    ("speculators dflash", top("speculators_config", 5), "speculators_config=5, expected an object"),
     ("speculators dflash", top("projector_type", "domino"), "projector_type='domino', expected 'dflash'"),
     ("speculators dflash", top("draft_vocab_size", 24), f"draft_vocab_size=24, expected at most vocab_size={VOCAB}"),
     ("speculators dflash", top("draft_vocab_size", 9), r"tensor d2t is torch.int64 \[17\], expected int64 \[9\]"),

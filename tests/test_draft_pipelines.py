@@ -113,6 +113,22 @@ def test_laws_reach_the_verifier_as_drawn():
     assert all(proposal.draft_probs is not None for proposal in seen)
 
 
+@pytest.mark.parametrize(
+    ("kind", "method", "rows"),
+    [("dspark vanilla", "dspark", 5), ("dspark rank 0", "dspark", 5), ("dflash2", "dflash2", 4)],
+)
+def test_what_the_pipeline_says_of_them(kind, method, rows):
+    """A verify block of gamma + 1 rows where a block of gamma rows samples from the anchor."""
+    pipe = pipes.pipe_of_kind(kind)
+    assert (pipe.capabilities.method, pipe.capabilities.block_size) == (method, rows)
+    assert pipe.capabilities.masks_available
+    pipe.observe("forward", lambda block: widths.add(block.logits.shape[1]))
+    widths = set()
+    rollouts = pipe.generate(PROMPTS[:1], SamplingParams(max_new_tokens=4, seed=0))
+    assert widths == {rows}
+    assert rollouts.provenance["draft"]["method"] == method
+
+
 def test_all_greedy_batches_carry_no_laws():
     pipe = pipes.pipe_of_kind("dspark vanilla")
     pipe.observe("draft", lambda proposal: laws.append(proposal.draft_probs))

@@ -42,9 +42,12 @@ _MODEL_TYPES = ("qwen3", "llama")
 
 def read(values: Values, names: Collection[str], target: Any) -> DraftConfig:
     """The configuration, checked against the target and the names of the tensors. Raises CheckpointError."""
-    kind = values.get("speculators_model_type", _algorithm(values))
+    algorithm = _outer(values).get("algorithm")
+    kind = values.get("speculators_model_type", algorithm)
     if kind not in TYPES:
         raise values.error(f"speculators_model_type={kind!r}, expected one of {', '.join(TYPES)}")
+    if algorithm not in (None, kind):
+        raise values.error(f"speculators_config.algorithm={algorithm!r}, but speculators_model_type={kind!r}")
     values.refuse_options(_REFUSED)
     if (width := values.get("target_hidden_size")) is not None and width != target.hidden_size:
         raise values.error(
@@ -81,6 +84,7 @@ def read(values: Values, names: Collection[str], target: Any) -> DraftConfig:
         config = DSparkConfig(**(fields | heads(values, names)))
         refuse_shifted_rnn(values, config)
     check_target(inner, config, target)
+    _warn_of_another_count(values, config)
     return config
 
 
@@ -109,9 +113,29 @@ def take_vocabulary(values: Values, tensors: dict[str, Tensor], config: DraftCon
     tensors["d2t"] = d2t.long()
 
 
-def _algorithm(values: Values) -> Any:
-    outer = values.get("speculators_config")
-    return outer.get("algorithm") if isinstance(outer, dict) else None
+def _outer(values: Values) -> dict[str, Any]:
+    """The speculators_config object."""
+    outer = values.get("speculators_config", {})
+    if not isinstance(outer, dict):
+        raise values.error(f"speculators_config={outer!r}, expected an object")
+    return outer
+
+
+def _warn_of_another_count(values: Values, config: DraftConfig) -> None:
+    """Older checkpoints say only by the number of tokens whether the anchor's row proposes one."""
+    methods = _outer(values).get("proposal_methods")
+    if values.get("sample_from_anchor") is not None or not isinstance(methods, list):
+        return
+    proposed = config.block_size - (not config.sample_from_anchor)
+    counts = [method.get("speculative_tokens") for method in methods if isinstance(method, dict)]
+    other = [count for count in counts if count not in (None, proposed)]
+    if other:
+        warnings.warn(
+            f"{values.path}: speculative_tokens={other[0]!r}, but block_size={config.block_size} proposes {proposed} "
+            f"with sample_from_anchor={config.sample_from_anchor}, which is assumed as config.json doesn't say; a "
+            "draft read the wrong way proposes badly: set sample_from_anchor",
+            stacklevel=4,
+        )
 
 
 def _transformer(values: Values) -> Values:
