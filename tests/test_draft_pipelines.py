@@ -1,6 +1,6 @@
 """Every draft method in the pipeline: the mask kit, company and recording that change nothing, and the law.
 
-The law: 8,000 samples a policy against the enumeration, refused at a p-value below 1e-4; over the 16 comparisons here
+The law: 6,000 samples a policy against the enumeration, refused at a p-value below 1e-4; over the 16 comparisons here
 a change that keeps the law and only reshuffles the randomness fails with a chance of about one in six hundred.
 """
 
@@ -202,7 +202,7 @@ def law_samples(path, samples, spoil=None):
 @pytest.mark.parametrize("path", LAW_PATHS)
 def test_the_law(path):
     """Filtered, unfiltered and greedy requests side by side, ragged where the path is."""
-    unfiltered, filtered, greedy, lengths = law_samples(path, 8_000)
+    unfiltered, filtered, greedy, lengths = law_samples(path, 6_000)
     for name, rollouts in (("unfiltered", unfiltered), ("filtered", filtered)):
         assert p_value(count(rollouts, 3), enumerate_law(POLICIES[name], 3)) > FALSE_ALARM, name
     assert np.mean([rollout.num_accepted.sum() for rollout in unfiltered]) > 0.1
@@ -224,5 +224,5 @@ def test_a_law_that_was_not_drawn_from_is_seen():
             sharp = proposal.draft_probs**2
             return replace(proposal, draft_probs=sharp / sharp.sum(2, keepdims=True))
 
-    unfiltered, _, _, _ = law_samples("dspark vanilla", 8_000, Sharpened())
+    unfiltered, _, _, _ = law_samples("dspark vanilla", 6_000, Sharpened())
     assert p_value(count(unfiltered, 3), enumerate_law(POLICIES["unfiltered"], 3)) < 1e-12

@@ -143,6 +143,25 @@ def test_a_rows_proposal_depends_on_itself_only(tmp_path):
             assert torch.equal(alone.law.probs[0], together.law.probs[row])
 
 
+@pytest.mark.parametrize("kind", tiny_drafts.KINDS)
+def test_a_proposal_reads_nothing_back(tmp_path, kind):
+    """On the meta device there are shapes but no numbers: whatever would bring one to the host fails.
+
+    So a chain can be captured in a CUDA graph: no branch, no shape and no index of it depends on a token.
+    """
+    draft = load(tmp_path, kind)
+    draft.module.to("meta")
+    embedding, head = (torch.empty(VOCAB, WIDTH, device="meta") for _ in range(2))
+    draft.target.embed, draft.target.head = (lambda ids: embedding[ids]), (lambda hidden: hidden @ head.T)
+    hidden = torch.empty(2, draft.num_drafts, WIDTH, device="meta")
+    anchors = torch.empty(2, dtype=torch.int64, device="meta")
+    uniforms = torch.empty(2, draft.num_drafts, dtype=torch.float64, device="meta")
+    drafted = draft.propose_after(hidden, anchors, torch.empty(2, device="meta"), uniforms)
+    assert drafted.tokens.shape == (2, draft.num_drafts)
+    assert drafted.law.dense(VOCAB).shape == (2, draft.num_drafts, VOCAB)
+    assert draft.propose_after(hidden, anchors, None, None).tokens.shape == (2, draft.num_drafts)
+
+
 def test_draws_follow_the_law_that_is_handed_on():
     """Chi-square at a fixed seed; refuses with a chance below 1e-4 if the law is kept."""
     logits = torch.tensor([[0.3, -1.2, 2.0, 0.0, -torch.inf, 1.1, -40.0]]).expand(200_000, -1)

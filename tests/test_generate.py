@@ -390,7 +390,7 @@ def test_the_draft_sees_what_a_fresh_one_would():
         features = target.forward(context, positions, target.new_cache(1, 128)).features
         cache = draft.new_cache(1, 128)
         draft.extend(features, positions, cache)
-        logits = draft.propose(torch.tensor([sequence[-1]]), torch.tensor([context.shape[1]]), cache)[0]
+        logits = draft.logits(draft.hidden(torch.tensor([sequence[-1]]), torch.tensor([context.shape[1]]), cache))[0]
         best = logits.max(-1).values
         chosen = logits.gather(-1, torch.tensor(tokens, dtype=torch.int64)[:, None])[:, 0]
         assert (best - chosen < 1e-4).all()
