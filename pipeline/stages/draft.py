@@ -60,12 +60,14 @@ class Draft:
             return {}
         if all(request.params.greedy for request in requests):
             return {}
-        device = state.target.device
+        device, num_drafts = state.target.device, state.block_size - 1
         temperatures = [0.0 if request.params.greedy else request.params.temperature for request in requests]
+        # A coin for each draft of each round: one that drew an unverified draft before may have swayed, through a
+        # schedule, how long the neighbours' blocks were, and through them how long this one is.
         uniforms = gpu.uniforms(
             np.array([request.seed for request in requests], dtype=np.uint64),
-            np.array([request.num_generated for request in requests], dtype=np.int64),
-            state.block_size - 1,
+            np.array([request.num_generated * num_drafts for request in requests], dtype=np.int64),
+            num_drafts,
             gpu.PROPOSAL,
         )
         return {
