@@ -1,0 +1,144 @@
+"""The head of every token: the recorded candidates that its score is centered over.
+
+Head probabilities keep their recorded mass; they are not renormalised. The taken token stands among the entries also
+where the head lacks it (a rare token of an unfiltered policy), marked as not of the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import InvalidRequest
+from pipeline.mask_checks import SUM_TOLERANCE, check_logprobs, check_supports, positions_of, rows_of
+from pipeline.replay.recorded import Recorded
+from pipeline.rollout import SamplingMask
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The heads of n tokens in CSR.
+
+    Attributes:
+        entries: In "support" mode: ids and rollout log-probabilities of every row's head, and the taken token.
+        taken: int64 [n], where the taken token stands among the entries.
+        in_head: bool [nnz], False for a taken token that its head lacks.
+        tail_mass: float64 [n], 1 - the head's rollout mass; it may be slightly negative. Exactly 0 for a complete head.
+        complete: Whether every head is the whole support, so that nothing lies outside.
+    """
+
+    entries: SamplingMask
+    taken: np.ndarray
+    in_head: np.ndarray
+    tail_mass: np.ndarray
+    complete: bool
+
+
+def support_head(recorded: Recorded, vocab_size: int, max_support: int | None) -> Head:
+    """The complete recorded supports.
+
+    Raises:
+        InvalidRequest: Without a mask in "support" mode; a support that isn't one (see check_supports), lacks its
+            token, or is larger than `max_support`; a log-probability of a token that isn't its support's own.
+    """
+    mask = recorded.mask
+    if mask is None or mask.mode != "support":
+        got = None if mask is None else f"one in mode {mask.mode!r}"
+        raise InvalidRequest(
+            f'mask={got}, expected one in mode "support": sample with return_sampling_mask=True, '
+            'sampling_logprobs="support"'
+        )
+    check_supports(mask, vocab_size, max_support)
+    taken = positions_of(recorded.token_ids, mask)
+    _check_taken(recorded, mask.logprobs[taken], np.ones(len(recorded), bool))
+    return Head(mask, taken, np.ones(len(mask.token_ids), bool), np.zeros(len(recorded)), True)
+
+
+def top_head(recorded: Recorded, vocab_size: int) -> Head:
+    """The recorded top K of unfiltered policies.
+
+    Raises:
+        InvalidRequest: By row: a filtered or greedy policy; ids outside the vocabulary or twice in a row; padding that
+            isn't -1 with -inf at the end; log-probabilities that aren't a distribution's; an empty row; a token's
+            log-probability that isn't its entry's own. Without `top_logprobs`.
+    """
+    top = recorded.top_logprobs
+    if top is None:
+        raise InvalidRequest("top_logprobs=None, expected the recorded top K: sample with top_logprobs=K")
+    if recorded.filtered is not None and recorded.filtered.any():
+        row = int(recorded.filtered.argmax())
+        raise InvalidRequest(
+            f"top_logprobs[{row}] of a filtered policy, expected top_k=None, top_p=1 and min_p=0: for filtered "
+            'sampling record return_sampling_mask=True, sampling_logprobs="support" and center over the support'
+        )
+    greedy = np.flatnonzero(recorded.temperature < 1e-5)
+    if len(greedy):
+        raise InvalidRequest(
+            f"temperature[{greedy[0]}]={recorded.temperature[greedy[0]]}, expected at least 1e-5: a greedy token has "
+            "no score to center"
+        )
+    held = top.ids >= 0
+    _check_padding(top.ids, top.values, held)
+    missing = ~(top.ids == recorded.token_ids[:, None]).any(1)
+    rows, columns = np.nonzero(held)
+    ids = np.concatenate([top.ids[rows, columns], recorded.token_ids[missing]])
+    logprobs = np.concatenate([top.values[rows, columns], recorded.logprobs[missing]])
+    of_row = np.concatenate([rows, np.flatnonzero(missing)])
+    in_head = np.arange(len(ids)) < len(rows)
+    order = np.lexsort((ids, of_row))
+    offsets = np.concatenate([[0], np.cumsum(held.sum(1) + missing)]).astype(np.int64)
+    # "selected" here only so that the rows needn't sum to one: ids, order and sizes are checked alike.
+    check_supports(SamplingMask(ids[order], offsets, recorded.logprobs, "selected"), vocab_size)
+    entries = SamplingMask(ids[order], offsets, logprobs[order], "support")
+    in_head = in_head[order]
+    check_logprobs("top_logprobs entry", entries.logprobs)
+    tail_mass = _tail_mass(entries, in_head)
+    above = np.flatnonzero(tail_mass < -SUM_TOLERANCE)
+    if len(above):
+        raise InvalidRequest(
+            f"top_logprobs[{above[0]}] sums to {1 - tail_mass[above[0]]!r}, expected at most 1: log-probabilities over "
+            "the full vocabulary"
+        )
+    taken = positions_of(recorded.token_ids, entries)
+    _check_taken(recorded, entries.logprobs[taken], in_head[taken])
+    return Head(entries, taken, in_head, tail_mass, False)
+
+
+def _check_padding(ids: np.ndarray, values: np.ndarray, held: np.ndarray) -> None:
+    if ids.ndim != 2 or ids.shape != values.shape:
+        raise InvalidRequest(f"top_logprobs: ids {list(ids.shape)}, values {list(values.shape)}, expected [n, K] both")
+    if ids.shape[1] == 0:
+        raise InvalidRequest("top_logprobs: K=0, expected at least 1")
+    wrong = (held[:, 1:] & ~held[:, :-1]).any(1) | ((ids < -1) | (held == np.isneginf(values))).any(1) | ~held[:, 0]
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InvalidRequest(
+            f"top_logprobs[{row}]: ids={ids[row].tolist()[:8]}, values={values[row].tolist()[:8]}, expected at least "
+            "one id, and only -1 with -inf behind the last"
+        )
+
+
+def _tail_mass(entries: SamplingMask, in_head: np.ndarray) -> np.ndarray:
+    # 1 - mass loses all its digits where the head has nearly everything. The mass is summed in extended precision
+    # (80 bits on x86), so that the difference is right even at the floor of 1e-6.
+    probs = np.where(in_head, np.exp(entries.logprobs.astype(np.longdouble)), 0)
+    if not len(entries):
+        return np.zeros(0)
+    return (1 - np.add.reduceat(probs, entries.offsets[:-1])).astype(np.float64)
+
+
+def _check_taken(recorded: Recorded, logprobs: np.ndarray, in_head: np.ndarray) -> None:
+    differ = in_head & ~(np.abs(logprobs - recorded.logprobs) <= SUM_TOLERANCE)
+    if differ.any():
+        row = int(differ.argmax())
+        raise InvalidRequest(
+            f"logprobs[{row}]={recorded.logprobs[row]}, expected {logprobs[row]}, which the token has in its own head: "
+            "the records don't line up"
+        )
+
+
+def head_mass(head: Head) -> np.ndarray:
+    """The rollout's mass of every head, float64 [n]."""
+    probs = np.where(head.in_head, np.exp(head.entries.logprobs.astype(np.float64)), 0.0)
+    return np.bincount(rows_of(head.entries.offsets), probs, len(head.entries))

@@ -1,0 +1,130 @@
+"""The score-centered loss of recorded tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from pipeline.centering.heads import Head, head_mass, support_head, top_head
+from pipeline.centering.tail import vocabulary_entries
+from pipeline.centering.weights import Weights, as_weights
+from pipeline.errors import InvalidRequest
+from pipeline.replay.arguments import check_logits, per_token
+from pipeline.replay.recorded import Recorded
+from pipeline.replay.supports import sum_rows, support_entries
+
+TAIL_FLOOR = 1e-6
+"""What a tail's mass is at least taken for."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Means over the tokens.
+
+    Attributes:
+        rollout_head_mass: The rollout's probability of the heads; 1 for complete supports.
+        trainer_head_mass: The trainer's.
+        clip_share: The share of tokens whose own ratio f clips (TIS) or masks (MIS).
+        in_head_share: The share of tokens that are in their own head.
+    """
+
+    rollout_head_mass: float
+    trainer_head_mass: float
+    clip_share: float
+    in_head_share: float
+
+
+@dataclass(frozen=True, eq=False)
+class CenteredLoss:
+    """Of n tokens. float64 for float64 logits, otherwise float32; on the logits' device.
+
+    Attributes:
+        loss: [n], a token's; differentiable. Take the mean, or weigh it, and go backward.
+        logprobs: [n], the trainer's of the taken tokens; without a gradient.
+        log_ratio: [n], trainer minus rollout; unbounded, without a gradient.
+        metrics: See Metrics.
+    """
+
+    loss: torch.Tensor
+    logprobs: torch.Tensor
+    log_ratio: torch.Tensor
+    metrics: Metrics
+
+
+def score_centered_loss(
+    logits: torch.Tensor,
+    recorded: Recorded,
+    advantages: Any,
+    *,
+    weights: Weights | Literal["none", "tis", "mis"] = "tis",
+    head: Literal["auto", "support", "top"] = "auto",
+    max_support: int | None = None,
+) -> CenteredLoss:
+    """The loss of `pipeline.centering`, token by token.
+
+    Over complete supports both policies have all their mass on the head: rho is 1, and the centering is exact. Over the
+    top K of an unfiltered policy the tail is modelled by its mass.
+
+    Args:
+        logits: The trainer's, [n, V], float32, bfloat16, float16 or float64, after what the rollout's parameters change
+            before the temperature. Over supports, CUDA tensors go through the host (see support_logprobs).
+        recorded: The tokens' record; `Recorded.from_rollouts`.
+        advantages: A number, or [n]: one a token (`Recorded.per_token`). Detached.
+        weights: f: "none", "tis" (clip 2), "mis" (0.5 to 5), or TIS(...), MIS(...), Unweighted().
+        head: "support": the complete supports; "top": the top K; "auto": supports where they were recorded with their
+            log-probabilities.
+        max_support: Refuse supports of more tokens; None: any size.
+
+    Raises:
+        InvalidRequest: A record that trainers must refuse, by row; a wrong shape, dtype or option.
+    """
+    check_logits(logits, len(recorded))
+    weights = as_weights(weights)
+    chosen = _head(recorded, head, logits.shape[1], max_support)
+    device = logits.device
+    if chosen.complete:
+        entries = support_entries(logits, chosen.entries, recorded.temperature)
+        rho = entries.new_ones(len(recorded))
+    else:
+        ids, offsets = chosen.entries.token_ids, chosen.entries.offsets
+        entries, tail = vocabulary_entries(logits, ids, offsets, chosen.in_head, recorded.temperature)
+        rho = torch.from_numpy(chosen.tail_mass).to(device).clamp(min=TAIL_FLOOR) / tail.clamp(min=TAIL_FLOOR)
+    advantage = torch.from_numpy(per_token("advantages", advantages, len(recorded))).to(device)
+    logprobs = entries[torch.from_numpy(chosen.taken).to(device)]
+    in_head = torch.from_numpy(chosen.in_head).to(device)
+    with torch.no_grad():
+        rollout = torch.from_numpy(chosen.entries.logprobs.astype(np.float64)).to(device)
+        log_ratio = logprobs - torch.from_numpy(recorded.logprobs.astype(np.float64)).to(device)
+        alpha = weights.of_tail(rho)
+        sizes = torch.from_numpy(chosen.entries.sizes).to(device)
+        centers = weights.of_entries(entries, rollout) - alpha.repeat_interleave(sizes) * entries.exp()
+        centers.masked_fill_(~in_head, 0.0)
+    # An entry with a center of 0 adds nothing, also where the trainer's log-probability is -inf.
+    centered = sum_rows(centers * entries.masked_fill(centers == 0, 0.0), chosen.entries.offsets)
+    loss = -advantage * (weights.of_tokens(log_ratio) * logprobs - centered)
+    metrics = _metrics(chosen, entries.detach(), in_head, weights.changed(log_ratio))
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return CenteredLoss(loss.to(dtype), logprobs.detach().to(dtype), log_ratio.to(dtype), metrics)
+
+
+def _head(recorded: Recorded, head: str, vocab_size: int, max_support: int | None) -> Head:
+    if head == "auto":
+        head = "support" if recorded.mask is not None and recorded.mask.mode == "support" else "top"
+    if head == "support":
+        return support_head(recorded, vocab_size, max_support)
+    if head == "top":
+        return top_head(recorded, vocab_size)
+    raise InvalidRequest(f'head={head!r}, expected "auto", "support" or "top"')
+
+
+def _metrics(head: Head, entries: torch.Tensor, in_head: torch.Tensor, changed: torch.Tensor) -> Metrics:
+    trainer = sum_rows(entries.exp().masked_fill(~in_head, 0.0), head.entries.offsets)
+    return Metrics(
+        rollout_head_mass=float(head_mass(head).mean()),
+        trainer_head_mass=float(trainer.mean()),
+        clip_share=float(changed.double().mean()),
+        in_head_share=float(head.in_head[head.taken].mean()),
+    )

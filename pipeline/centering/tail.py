@@ -1,0 +1,97 @@
+"""Log-probabilities of chosen tokens over the whole vocabulary, and the mass outside the head.
+
+Row by row, a block of rows at a time: beyond the logits' gradient no tensor is larger than a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+
+from pipeline.mask_checks import rows_of
+from pipeline.replay.supports import sum_rows
+
+BLOCK_ELEMENTS = 1 << 22
+"""Logits that are looked at together, in float64: 32 MB."""
+
+
+def vocabulary_entries(
+    logits: torch.Tensor, token_ids: np.ndarray, offsets: np.ndarray, in_head: np.ndarray, temperature: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the entries over the whole vocabulary, and each row's mass outside its head.
+
+    z_v / T - logsumexp over the vocabulary of z / T, in float64. The mass outside is summed over the tokens outside,
+    not taken as 1 - the head's: it is right to the last digits however small.
+
+    Args:
+        logits: [n, V], on any device; its gradient is dense, as this policy's is.
+        token_ids, offsets: CSR of n rows, each id once in a row; `in_head`, bool [nnz]: which of them are of the head.
+        temperature: float64 [n], above 0.
+
+    Returns:
+        Entries float64 [nnz], differentiable; mass float64 [n], not.
+    """
+    device = logits.device
+    return _VocabularyLogSoftmax.apply(
+        logits,
+        torch.from_numpy(token_ids.astype(np.int64)).to(device),
+        offsets,
+        torch.from_numpy(in_head).to(device),
+        torch.from_numpy(temperature).to(device),
+    )
+
+
+class _VocabularyLogSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, token_ids, offsets, in_head, temperature):
+        entries = torch.empty(len(token_ids), dtype=torch.float64, device=logits.device)
+        maximum, log_total, tail = entries.new_empty(3, len(logits)).unbind()
+        for block, inside in _blocks(logits, offsets):
+            at = _rows(offsets, block, logits.device), token_ids[inside]
+            scores = logits[block].to(torch.float64, copy=True)
+            maximum[block] = scores.amax(1)
+            scores.sub_(maximum[block, None]).div_(temperature[block, None])
+            chosen = scores[at]
+            weights = scores.exp_()
+            total = weights.sum(1)
+            weights[at] = weights[at].masked_fill(in_head[inside], 0.0)
+            tail[block] = weights.sum(1) / total
+            log_total[block] = total.log()
+            entries[inside] = chosen - log_total[block][at[0]]
+        ctx.save_for_backward(logits, token_ids, temperature, maximum, log_total, entries)
+        ctx.offsets = offsets
+        ctx.mark_non_differentiable(tail)
+        return entries, tail
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_entries, _):
+        logits, token_ids, temperature, maximum, log_total, entries = ctx.saved_tensors
+        grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        sums = sum_rows(grad_entries, ctx.offsets)
+        of_entry = torch.from_numpy(rows_of(ctx.offsets)).to(logits.device)
+        at_entries = (grad_entries - entries.exp() * sums[of_entry]) / temperature[of_entry]
+        for block, inside in _blocks(logits, ctx.offsets):
+            scale = -sums[block] / temperature[block]
+            grad = logits[block].to(torch.float64, copy=True).sub_(maximum[block, None]).div_(temperature[block, None])
+            grad.sub_(log_total[block, None]).exp_().mul_(scale[:, None])
+            grad[_rows(ctx.offsets, block, logits.device), token_ids[inside]] = at_entries[inside]
+            grad_logits[block] = grad
+        return grad_logits, None, None, None, None
+
+
+def _blocks(logits: torch.Tensor, offsets: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """Blocks of rows, and where their entries are."""
+    num_rows, vocabulary = logits.shape
+    step = max(1, BLOCK_ELEMENTS // vocabulary)
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        yield slice(first, last), slice(int(offsets[first]), int(offsets[last]))
+
+
+def _rows(offsets: np.ndarray, block: slice, device: torch.device) -> torch.Tensor:
+    """The row within its block of every entry of a block."""
+    return torch.from_numpy(rows_of(offsets[block.start : block.stop + 1])).to(device)
