@@ -79,13 +79,16 @@ def check_shape(mask: SamplingMask, num_tokens: int | None = None) -> None:
         raise InvalidRequest(f"mask.logprobs={got}, expected a NumPy array of {expected} in mode {mask.mode!r}")
 
 
-def check_supports(mask: SamplingMask, vocab_size: int | None = None, max_support: int | None = None) -> None:
+def check_supports(
+    mask: SamplingMask, vocab_size: int | None = None, max_support: int | None = None, *, name: str = "mask"
+) -> None:
     """Refuse supports that no policy can have.
 
     Args:
         mask: Checked as by check_shape, then row by row.
         vocab_size: Ids must be below it; None: only not negative.
         max_support: The most tokens of a support; None: any number.
+        name: What messages call it.
 
     Raises:
         InvalidRequest: An empty row, one of more than `max_support` tokens, ids outside the vocabulary, ids that don't
@@ -96,33 +99,33 @@ def check_supports(mask: SamplingMask, vocab_size: int | None = None, max_suppor
     ids, offsets, sizes = mask.token_ids, mask.offsets, mask.sizes
     empty = np.flatnonzero(sizes == 0)
     if len(empty):
-        raise InvalidRequest(f"mask[{empty[0]}]=[], expected at least one token: every row has a support")
+        raise InvalidRequest(f"{name}[{empty[0]}]=[], expected at least one token: every row has a support")
     if max_support is not None and len(sizes) and sizes.max() > max_support:
         row = int((sizes > max_support).argmax())
         raise InvalidRequest(
-            f"mask[{row}].size={sizes[row]}, expected at most max_support={max_support}: sample with a smaller top_k "
+            f"{name}[{row}].size={sizes[row]}, expected at most max_support={max_support}: sample with a smaller top_k "
             "or top_p, or raise max_support"
         )
     outside = ids < 0 if vocab_size is None else (ids < 0) | (ids >= vocab_size)
     if outside.any():
         entry = int(outside.argmax())
         limit = "" if vocab_size is None else f" and below the vocabulary, {vocab_size}"
-        raise InvalidRequest(f"mask[{_row(offsets, entry)}] has token id={ids[entry]}, expected at least 0{limit}")
+        raise InvalidRequest(f"{name}[{_row(offsets, entry)}] has token id={ids[entry]}, expected at least 0{limit}")
     unordered = ids[1:] <= ids[:-1]
     unordered[offsets[1:-1] - 1] = False  # from one row to the next
     if unordered.any():
         entry = int(unordered.argmax())
         raise InvalidRequest(
-            f"mask[{_row(offsets, entry)}] has token ids={ids[entry]}, {ids[entry + 1]} side by side, expected "
+            f"{name}[{_row(offsets, entry)}] has token ids={ids[entry]}, {ids[entry + 1]} side by side, expected "
             "ascending ids, each once"
         )
-    check_logprobs("mask.logprobs", mask.logprobs)
+    check_logprobs(f"{name}.logprobs", mask.logprobs)
     if mask.mode == "support" and len(sizes):
         sums = np.add.reduceat(np.exp(mask.logprobs.astype(np.float64)), offsets[:-1])
         wrong = np.flatnonzero(np.abs(sums - 1) > SUM_TOLERANCE)
         if len(wrong):
             raise InvalidRequest(
-                f"mask[{wrong[0]}] sums to {sums[wrong[0]]!r}, expected 1 within {SUM_TOLERANCE}: a support is whole"
+                f"{name}[{wrong[0]}] sums to {float(sums[wrong[0]])!r}, expected 1 within {SUM_TOLERANCE}: it is whole"
             )
 
 

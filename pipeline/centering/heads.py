@@ -24,14 +24,14 @@ class Head:
         entries: In "support" mode: ids and rollout log-probabilities of every row's head, and the taken token.
         taken: int64 [n], where the taken token stands among the entries.
         in_head: bool [nnz], False for a taken token that its head lacks.
-        tail_mass: float64 [n], 1 - the head's rollout mass; it may be slightly negative. Exactly 0 for a complete head.
+        mass: float64 [n], the rollout's of the head, as recorded.
         complete: Whether every head is the whole support, so that nothing lies outside.
     """
 
     entries: SamplingMask
     taken: np.ndarray
     in_head: np.ndarray
-    tail_mass: np.ndarray
+    mass: np.ndarray
     complete: bool
 
 
@@ -52,7 +52,8 @@ def support_head(recorded: Recorded, vocab_size: int, max_support: int | None) -
     check_supports(mask, vocab_size, max_support)
     taken = positions_of(recorded.token_ids, mask)
     _check_taken(recorded, mask.logprobs[taken], np.ones(len(recorded), bool))
-    return Head(mask, taken, np.ones(len(mask.token_ids), bool), np.zeros(len(recorded)), True)
+    in_head = np.ones(len(mask.token_ids), bool)
+    return Head(mask, taken, in_head, _mass(mask, in_head), True)
 
 
 def top_head(recorded: Recorded, vocab_size: int) -> Head:
@@ -89,20 +90,20 @@ def top_head(recorded: Recorded, vocab_size: int) -> Head:
     order = np.lexsort((ids, of_row))
     offsets = np.concatenate([[0], np.cumsum(held.sum(1) + missing)]).astype(np.int64)
     # "selected" here only so that the rows needn't sum to one: ids, order and sizes are checked alike.
-    check_supports(SamplingMask(ids[order], offsets, recorded.logprobs, "selected"), vocab_size)
+    check_supports(SamplingMask(ids[order], offsets, recorded.logprobs, "selected"), vocab_size, name="top_logprobs")
     entries = SamplingMask(ids[order], offsets, logprobs[order], "support")
     in_head = in_head[order]
     check_logprobs("top_logprobs entry", entries.logprobs)
-    tail_mass = _tail_mass(entries, in_head)
-    above = np.flatnonzero(tail_mass < -SUM_TOLERANCE)
+    mass = _mass(entries, in_head)
+    above = np.flatnonzero(mass > 1 + SUM_TOLERANCE)
     if len(above):
+        row = above[0]
         raise InvalidRequest(
-            f"top_logprobs[{above[0]}] sums to {1 - tail_mass[above[0]]!r}, expected at most 1: log-probabilities over "
-            "the full vocabulary"
+            f"top_logprobs[{row}] sums to {mass[row]}, expected at most 1: log-probabilities over the full vocabulary"
         )
     taken = positions_of(recorded.token_ids, entries)
     _check_taken(recorded, entries.logprobs[taken], in_head[taken])
-    return Head(entries, taken, in_head, tail_mass, False)
+    return Head(entries, taken, in_head, mass, False)
 
 
 def _check_padding(ids: np.ndarray, values: np.ndarray, held: np.ndarray) -> None:
@@ -119,13 +120,9 @@ def _check_padding(ids: np.ndarray, values: np.ndarray, held: np.ndarray) -> Non
         )
 
 
-def _tail_mass(entries: SamplingMask, in_head: np.ndarray) -> np.ndarray:
-    # 1 - mass loses all its digits where the head has nearly everything. The mass is summed in extended precision
-    # (80 bits on x86), so that the difference is right even at the floor of 1e-6.
-    probs = np.where(in_head, np.exp(entries.logprobs.astype(np.longdouble)), 0)
-    if not len(entries):
-        return np.zeros(0)
-    return (1 - np.add.reduceat(probs, entries.offsets[:-1])).astype(np.float64)
+def _mass(entries: SamplingMask, in_head: np.ndarray) -> np.ndarray:
+    probs = np.where(in_head, np.exp(entries.logprobs.astype(np.float64)), 0.0)
+    return np.bincount(rows_of(entries.offsets), probs, len(entries))
 
 
 def _check_taken(recorded: Recorded, logprobs: np.ndarray, in_head: np.ndarray) -> None:
@@ -136,9 +133,3 @@ def _check_taken(recorded: Recorded, logprobs: np.ndarray, in_head: np.ndarray) 
             f"logprobs[{row}]={recorded.logprobs[row]}, expected {logprobs[row]}, which the token has in its own head: "
             "the records don't line up"
         )
-
-
-def head_mass(head: Head) -> np.ndarray:
-    """The rollout's mass of every head, float64 [n]."""
-    probs = np.where(head.in_head, np.exp(head.entries.logprobs.astype(np.float64)), 0.0)
-    return np.bincount(rows_of(head.entries.offsets), probs, len(head.entries))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from pipeline.centering.heads import Head, head_mass, support_head, top_head
+from pipeline.centering.heads import Head, support_head, top_head
 from pipeline.centering.tail import vocabulary_entries
 from pipeline.centering.weights import Weights, as_weights
 from pipeline.errors import InvalidRequest
@@ -84,28 +84,27 @@ def score_centered_loss(
     check_logits(logits, len(recorded))
     weights = as_weights(weights)
     chosen = _head(recorded, head, logits.shape[1], max_support)
-    device = logits.device
+    ids, offsets, device = chosen.entries.token_ids, chosen.entries.offsets, logits.device
     if chosen.complete:
         entries = support_entries(logits, chosen.entries, recorded.temperature)
-        rho = entries.new_ones(len(recorded))
+        tail = entries.new_zeros(len(recorded))
+        rho = torch.ones_like(tail)
     else:
-        ids, offsets = chosen.entries.token_ids, chosen.entries.offsets
         entries, tail = vocabulary_entries(logits, ids, offsets, chosen.in_head, recorded.temperature)
-        rho = torch.from_numpy(chosen.tail_mass).to(device).clamp(min=TAIL_FLOOR) / tail.clamp(min=TAIL_FLOOR)
+        rollout_tail = torch.from_numpy(1 - chosen.mass).to(device)
+        rho = rollout_tail.clamp(min=TAIL_FLOOR) / tail.detach().clamp(min=TAIL_FLOOR)
     advantage = torch.from_numpy(per_token("advantages", advantages, len(recorded))).to(device)
     logprobs = entries[torch.from_numpy(chosen.taken).to(device)]
     in_head = torch.from_numpy(chosen.in_head).to(device)
-    with torch.no_grad():
-        rollout = torch.from_numpy(chosen.entries.logprobs.astype(np.float64)).to(device)
-        log_ratio = logprobs - torch.from_numpy(recorded.logprobs.astype(np.float64)).to(device)
-        alpha = weights.of_tail(rho)
-        sizes = torch.from_numpy(chosen.entries.sizes).to(device)
-        centers = weights.of_entries(entries, rollout) - alpha.repeat_interleave(sizes) * entries.exp()
-        centers.masked_fill_(~in_head, 0.0)
+    held = entries.detach()
+    log_ratio = logprobs.detach() - torch.from_numpy(recorded.logprobs.astype(np.float64)).to(device)
+    rollout = torch.from_numpy(chosen.entries.logprobs.astype(np.float64)).to(device)
+    centers = weights.of_entries(held, rollout).masked_fill(~in_head, 0.0)
     # An entry with a center of 0 adds nothing, also where the trainer's log-probability is -inf.
-    centered = sum_rows(centers * entries.masked_fill(centers == 0, 0.0), chosen.entries.offsets)
-    loss = -advantage * (weights.of_tokens(log_ratio) * logprobs - centered)
-    metrics = _metrics(chosen, entries.detach(), in_head, weights.changed(log_ratio))
+    drift = sum_rows(centers * entries.masked_fill(centers == 0, 0.0), offsets)
+    center = _center(held, in_head, tail, offsets)
+    loss = -advantage * (weights.of_tokens(log_ratio) * logprobs - drift + weights.of_tail(rho) * center)
+    metrics = _metrics(chosen, held, in_head, weights.changed(log_ratio))
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return CenteredLoss(loss.to(dtype), logprobs.detach().to(dtype), log_ratio.to(dtype), metrics)
 
@@ -120,10 +119,21 @@ def _head(recorded: Recorded, head: str, vocab_size: int, max_support: int | Non
     raise InvalidRequest(f'head={head!r}, expected "auto", "support" or "top"')
 
 
+def _center(entries: torch.Tensor, in_head: torch.Tensor, tail: torch.Tensor, offsets: np.ndarray) -> torch.Tensor:
+    """The sum over the head of sg[trainer_v] * log trainer_v, [n].
+
+    Its gradient, the sum of trainer_v * grad log trainer_v = grad trainer_v, is that of the head's mass, or minus that
+    of the tail's. Taken there, nothing cancels, however large a factor it gets; over a complete support it is 0.
+    """
+    probs = entries.exp().masked_fill(~in_head, 0.0)
+    value = sum_rows(probs * entries.masked_fill(probs == 0, 0.0), offsets)
+    return value - (tail - tail.detach())
+
+
 def _metrics(head: Head, entries: torch.Tensor, in_head: torch.Tensor, changed: torch.Tensor) -> Metrics:
     trainer = sum_rows(entries.exp().masked_fill(~in_head, 0.0), head.entries.offsets)
     return Metrics(
-        rollout_head_mass=float(head_mass(head).mean()),
+        rollout_head_mass=float(head.mass.mean()),
         trainer_head_mass=float(trainer.mean()),
         clip_share=float(changed.double().mean()),
         in_head_share=float(head.in_head[head.taken].mean()),

@@ -23,8 +23,9 @@ def vocabulary_entries(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the entries over the whole vocabulary, and each row's mass outside its head.
 
-    z_v / T - logsumexp over the vocabulary of z / T, in float64. The mass outside is summed over the tokens outside,
-    not taken as 1 - the head's: it is right to the last digits however small.
+    z_v / T - logsumexp over the vocabulary of z / T, in float64. The mass outside, m, is summed over the tokens
+    outside, not taken as 1 - the head's: it is right to the last digits however small. Its gradient by z_u is
+    -m prob_u / T for a token of the head and (1 - m) prob_u / T for one outside.
 
     Args:
         logits: [n, V], on any device; its gradient is dense, as this policy's is.
@@ -32,7 +33,7 @@ def vocabulary_entries(
         temperature: float64 [n], above 0.
 
     Returns:
-        Entries float64 [nnz], differentiable; mass float64 [n], not.
+        Entries float64 [nnz] and mass float64 [n], both differentiable.
     """
     device = logits.device
     return _VocabularyLogSoftmax.apply(
@@ -48,7 +49,7 @@ class _VocabularyLogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, token_ids, offsets, in_head, temperature):
         entries = torch.empty(len(token_ids), dtype=torch.float64, device=logits.device)
-        maximum, log_total, tail = entries.new_empty(3, len(logits)).unbind()
+        maximum, log_total, tail = (entries.new_empty(len(logits)) for _ in range(3))
         for block, inside in _blocks(logits, offsets):
             at = _rows(offsets, block, logits.device), token_ids[inside]
             scores = logits[block].to(torch.float64, copy=True)
@@ -61,23 +62,25 @@ class _VocabularyLogSoftmax(torch.autograd.Function):
             tail[block] = weights.sum(1) / total
             log_total[block] = total.log()
             entries[inside] = chosen - log_total[block][at[0]]
-        ctx.save_for_backward(logits, token_ids, temperature, maximum, log_total, entries)
+        ctx.save_for_backward(logits, token_ids, in_head, temperature, maximum, log_total, entries, tail)
         ctx.offsets = offsets
-        ctx.mark_non_differentiable(tail)
         return entries, tail
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_entries, _):
-        logits, token_ids, temperature, maximum, log_total, entries = ctx.saved_tensors
+    def backward(ctx, grad_entries, grad_tail):
+        logits, token_ids, in_head, temperature, maximum, log_total, entries, tail = ctx.saved_tensors
         grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
         sums = sum_rows(grad_entries, ctx.offsets)
+        outside = grad_tail * (1 - tail) - sums
+        inside_head = -grad_tail * tail - sums
         of_entry = torch.from_numpy(rows_of(ctx.offsets)).to(logits.device)
-        at_entries = (grad_entries - entries.exp() * sums[of_entry]) / temperature[of_entry]
+        per_prob = torch.where(in_head, inside_head[of_entry], outside[of_entry])
+        at_entries = (grad_entries + entries.exp() * per_prob) / temperature[of_entry]
         for block, inside in _blocks(logits, ctx.offsets):
-            scale = -sums[block] / temperature[block]
-            grad = logits[block].to(torch.float64, copy=True).sub_(maximum[block, None]).div_(temperature[block, None])
-            grad.sub_(log_total[block, None]).exp_().mul_(scale[:, None])
+            grad = logits[block].to(torch.float64, copy=True)
+            grad.sub_(maximum[block, None]).div_(temperature[block, None])
+            grad.sub_(log_total[block, None]).exp_().mul_((outside[block] / temperature[block])[:, None])
             grad[_rows(ctx.offsets, block, logits.device), token_ids[inside]] = at_entries[inside]
             grad_logits[block] = grad
         return grad_logits, None, None, None, None
