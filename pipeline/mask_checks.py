@@ -6,6 +6,7 @@ Rows are counted over all masks that were put side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,9 @@ def join_masks(masks: SamplingMask | Sequence[SamplingMask]) -> SamplingMask:
         return masks
     masks = list(masks)
     if not masks or not all(isinstance(mask, SamplingMask) for mask in masks):
-        raise InvalidRequest(f"mask={masks!r}, expected a SamplingMask or a non-empty sequence of them")
+        raise InvalidRequest(
+            f"mask={type(masks).__name__} of {len(masks)}, expected a SamplingMask or a non-empty sequence of them"
+        )
     modes = sorted({mask.mode for mask in masks})
     if len(modes) > 1:
         raise InvalidRequest(f"mask.mode={modes}, expected one mode: join masks of one kind")
@@ -38,6 +41,11 @@ def join_masks(masks: SamplingMask | Sequence[SamplingMask]) -> SamplingMask:
         np.concatenate([mask.logprobs for mask in masks], dtype=np.float32),
         masks[0].mode,
     )
+
+
+def kind_of(value: Any) -> str:
+    """Type and shape of an array, or the type of anything else, for a message."""
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
 
 
 def rows_of(offsets: np.ndarray) -> np.ndarray:
@@ -58,7 +66,7 @@ def check_shape(mask: SamplingMask, num_tokens: int | None = None) -> None:
     ids, offsets, logprobs = mask.token_ids, mask.offsets, mask.logprobs
     for name, value in (("token_ids", ids), ("offsets", offsets)):
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "iu":
-            raise InvalidRequest(f"mask.{name}={value!r}, expected a one-dimensional array of integers")
+            raise InvalidRequest(f"mask.{name}={kind_of(value)}, expected a one-dimensional array of integers")
     if not len(offsets) or offsets[0] != 0:
         raise InvalidRequest(f"mask.offsets={offsets[:3]}, expected them to start at 0")
     falling = np.flatnonzero(np.diff(offsets.astype(np.int64)) < 0)
@@ -75,8 +83,9 @@ def check_shape(mask: SamplingMask, num_tokens: int | None = None) -> None:
         raise InvalidRequest(f'mask.mode={mask.mode!r}, expected "selected" or "support"')
     expected = len(ids) if mask.mode == "support" else len(mask)
     if not isinstance(logprobs, np.ndarray) or logprobs.shape != (expected,):
-        got = getattr(logprobs, "shape", type(logprobs).__name__)
-        raise InvalidRequest(f"mask.logprobs={got}, expected a NumPy array of {expected} in mode {mask.mode!r}")
+        raise InvalidRequest(
+            f"mask.logprobs={kind_of(logprobs)}, expected a NumPy array [{expected}] in mode {mask.mode!r}"
+        )
 
 
 def check_supports(
@@ -152,7 +161,7 @@ def positions_of(token_ids: np.ndarray, mask: SamplingMask) -> np.ndarray:
     """
     token_ids = np.asarray(token_ids)
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
-        raise InvalidRequest(f"token_ids={token_ids!r}, expected a one-dimensional array of integers")
+        raise InvalidRequest(f"token_ids={kind_of(token_ids)}, expected a one-dimensional array of integers")
     if len(token_ids) != len(mask):
         raise InvalidRequest(f"token_ids: {len(token_ids)} tokens, expected {len(mask)}: one for every mask row")
     found = np.flatnonzero(mask.token_ids == np.repeat(token_ids, mask.sizes))

@@ -28,7 +28,7 @@ def flat_rows(name: str, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         )
     num_rows, vocabulary = array.shape
     row_step, token_step = (step // array.itemsize for step in array.strides)
-    if (vocabulary > 1 and token_step != 1) or (num_rows > 1 and row_step < 0):
+    if array.size and ((vocabulary > 1 and token_step != 1) or (num_rows > 1 and row_step < 0)):
         raise ValueError(
             f"{name}.strides={array.strides}, expected adjacent tokens and forward rows: "
             "pass np.ascontiguousarray(logits)"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import InvalidRequest
+from pipeline.mask_checks import kind_of
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -20,9 +21,8 @@ def check_logits(logits: torch.Tensor, num_tokens: int) -> None:
         InvalidRequest: Not a tensor [num_tokens, V] of a floating dtype that is served.
     """
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or logits.dtype not in LOGIT_DTYPES:
-        got = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise InvalidRequest(
-            f"logits={got}, expected a tensor [tokens, vocabulary] in float32, bfloat16, float16 or float64"
+            f"logits={kind_of(logits)}, expected a tensor [tokens, vocabulary] in float32, bfloat16, float16 or float64"
         )
     if len(logits) != num_tokens:
         raise InvalidRequest(f"logits rows={len(logits)}, expected {num_tokens}: one for every recorded token")
@@ -36,7 +36,7 @@ def per_token(name: str, values: Any, num_tokens: int) -> np.ndarray:
     """
     array = values.detach().cpu().double().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
     if array.dtype.kind not in "fiu" or array.shape not in ((), (num_tokens,)):
-        raise InvalidRequest(f"{name}={values!r}, expected a number, or {num_tokens} of them: one a token")
+        raise InvalidRequest(f"{name}={kind_of(array)}, expected a number, or {num_tokens} of them: one a token")
     array = np.array(np.broadcast_to(array, num_tokens), np.float64)
     wrong = np.flatnonzero(~np.isfinite(array))
     if len(wrong):

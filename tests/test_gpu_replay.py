@@ -1,0 +1,178 @@
+"""The replay kernels against the dense oracle, over dtypes, temperatures, layouts and odd logits."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu.replay import support_log_softmax, support_log_softmax_backward
+from gpu.replay.elements import bfloat16_bits, half_bits
+from tests import naive, naive_trainer
+from tests.strategies import DTYPES, LANDSCAPES, cast, fuzz, landscape
+
+TEMPERATURES = st.sampled_from([1e-5, 0.1, 0.7, 1.0, 2.0, 1e6])
+
+
+@st.composite
+def supports(draw):
+    """(logits in their dtype, their values in float64, CSR, temperatures)"""
+    size = draw(st.sampled_from([1, 2, 31, 33, 257]))
+    count = draw(st.integers(1, 6))
+    dtype = draw(st.sampled_from([*DTYPES, "float64"]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    x = np.stack([landscape(draw(st.sampled_from(LANDSCAPES)), size, rng) for _ in range(count)])
+    logits = x.astype(np.float64) if dtype == "float64" else cast(x, dtype)
+    ids = [np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False)) for _ in range(count)]
+    offsets = np.cumsum([0, *map(len, ids)])
+    temperature = np.array([draw(TEMPERATURES) for _ in range(count)])
+    return logits, naive.decode(logits), np.concatenate(ids).astype(np.int32), offsets, temperature
+
+
+@fuzz
+@given(supports(), st.integers(0, 2**32))
+def test_forward_and_backward(case, seed):
+    logits, values, ids, offsets, temperature = case
+    entries = support_log_softmax(logits, ids, offsets, temperature)
+    grad_entries = np.random.default_rng(seed).normal(size=ids.size)
+    grad = np.zeros_like(logits)
+    support_log_softmax_backward(entries, grad_entries, ids, offsets, temperature, grad)
+    found = naive.decode(grad)
+    for row in range(len(logits)):
+        part = slice(offsets[row], offsets[row + 1])
+        kept = ids[part]
+        if np.isneginf(values[row][kept]).all():
+            assert np.isnan(entries[part]).all()
+            continue
+        oracle = naive_trainer.log_softmax(values[row], temperature[row], kept)
+        scale = np.abs(np.where(np.isfinite(oracle[kept]), oracle[kept], 0)).max()
+        same = np.isneginf(oracle[kept]) & np.isneginf(entries[part])
+        with np.errstate(invalid="ignore"):
+            assert (same | (np.abs(entries[part] - oracle[kept]) <= 1e-15 * (10 + scale))).all()
+        g = np.zeros(values.shape[1], np.longdouble)
+        g[kept] = grad_entries[part]
+        expected = np.where(np.isin(np.arange(g.size), kept), g - np.exp(oracle) * g.sum(), 0) / temperature[row]
+        # The exponential of a log-probability of size s has a relative error of s epsilons.
+        least = 1e-15 * (20 + kept.size) * (10 + min(scale, 745)) * np.abs(g).max() / temperature[row]
+        relative, tiny = {"float64": (0, 0), "float32": (2**-24, 2**-150), "float16": (2**-11, 2**-25)}.get(
+            logits.dtype.name, (2**-8 * (1 + 2**-15), 2**-134)
+        )
+        outside = np.abs(expected) > 60000
+        close = np.abs(found[row] - expected) <= np.abs(expected) * relative * 1.001 + tiny + least
+        assert (close | (outside & (logits.dtype == np.float16))).all()
+
+
+def a_case(dtype=np.float64):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(scale=3, size=(4, 50)).astype(dtype)
+    offsets = np.array([0, 3, 4, 30, 37])
+    ids = np.concatenate([np.sort(rng.choice(50, n, replace=False)) for n in np.diff(offsets)]).astype(np.int32)
+    return logits, ids, offsets, np.array([0.5, 1.0, 2.0, 1.0])
+
+
+def test_an_entry_near_zero_is_right_to_its_last_digit():
+    """log p of a token with 1 - 1e-20: -1e-20, where a sum of probabilities would give 0."""
+    logits = np.array([[50.0, 50 + np.log(1e-20)]])
+    entries = support_log_softmax(logits, np.array([0, 1], np.int32), np.array([0, 2]), np.ones(1))
+    assert entries[0] == pytest.approx(-1e-20, rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_strided_rows_are_read_in_place(dtype):
+    logits, ids, offsets, temperature = a_case(dtype)
+    wide = np.full((8, 60), np.nan, dtype)
+    wide[::2, 5:55] = logits
+    expected = support_log_softmax(logits, ids, offsets, temperature)
+    assert support_log_softmax(wide[::2, 5:55], ids, offsets, temperature).tolist() == expected.tolist()
+
+
+def test_nothing_but_the_supports_is_read_or_written():
+    logits, ids, offsets, temperature = a_case()
+    rows = np.repeat(np.arange(4), np.diff(offsets))
+    held = np.zeros(logits.shape, bool)
+    held[rows, ids] = True
+    poisoned = np.where(held, logits, np.nan)
+    entries = support_log_softmax(poisoned, ids, offsets, temperature)
+    assert entries.tolist() == support_log_softmax(logits, ids, offsets, temperature).tolist()
+    grad = np.full(logits.shape, 7.0)
+    support_log_softmax_backward(entries, np.ones(ids.size), ids, offsets, temperature, grad)
+    assert (grad[~held] == 7).all()
+    assert (grad[held] != 7).all()
+
+
+def test_greedy_rows_are_zero_without_a_gradient():
+    logits = np.array([[1.0, -np.inf, np.nan]])
+    for token in range(3):
+        ids, offsets = np.array([token], np.int32), np.array([0, 1])
+        assert support_log_softmax(logits, ids, offsets, np.zeros(1)).tolist() == [0.0]
+        grad = np.zeros((1, 3))
+        support_log_softmax_backward(np.zeros(1), np.ones(1), ids, offsets, np.zeros(1), grad)
+        assert not grad.any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_log_softmax_makes_nan_is_nan(bad):
+    logits = np.array([[1.0, bad, 2.0], [1.0, 0.0, 2.0]])
+    ids, offsets = np.array([0, 1, 2, 0, 1, 2], np.int32), np.array([0, 3, 6])
+    entries = support_log_softmax(logits, ids, offsets, np.ones(2))
+    assert np.isnan(entries[:3]).any()
+    assert np.isfinite(entries[3:]).all()
+
+
+def test_no_rows():
+    entries = support_log_softmax(np.empty((0, 9)), np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0))
+    assert entries.size == 0
+
+
+def test_rounding_of_every_kind_of_float():
+    """float32 to float16 against NumPy, to bfloat16 against torch, for a million bit patterns and their like."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    scaled = (rng.normal(size=20_000) * 10.0 ** rng.uniform(-9, 5, 20_000)).astype(np.float32)
+    edges = np.array([0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.99, 65520, 2**-14, 2**-24, 2**-25], np.float32)
+    x = np.concatenate([bits, scaled, edges, np.nextafter(edges, np.float32(0))])
+    with np.errstate(all="ignore"):
+        half = x.astype(np.float16)
+    brain = torch.from_numpy(x).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    number = ~np.isnan(x)
+    ours = np.array([half_bits(value) for value in x], np.int16)
+    assert (ours[number] == half.view(np.int16)[number]).all()
+    assert np.isnan(ours.view(np.float16)[~number]).all()
+    ours = np.array([bfloat16_bits(value) for value in x], np.uint16)
+    assert (ours[number] == brain[number]).all()
+    assert np.isnan((ours[~number].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("logits", [[1.0]], "logits=list, expected a NumPy array"),
+        ("logits", np.zeros(50), r"logits=\(50,\), expected a NumPy array \[N, V\]"),
+        ("logits", np.zeros((4, 50), np.int32), "logits.dtype=int32, expected float32"),
+        ("logits", np.zeros((4, 100))[:, ::2], "logits.strides=.*expected adjacent tokens"),
+        ("logits", np.zeros((4, 50))[::-1], "logits.strides=.*expected adjacent tokens and forward rows"),
+        ("logits", np.zeros((3, 50)), r"offsets=int64\[5\], expected a NumPy array int64\[4\]"),
+        ("logits", np.zeros((4, 5)), r"token_ids\[\d+\]=\d+, expected an id in 0\.\.4"),
+        ("token_ids", np.zeros(37, np.int64), r"token_ids=int64\[37\], expected a NumPy array int32\[37\]"),
+        ("offsets", np.array([0, 3, 2, 30, 37]), "offsets=.*, expected ascending offsets from 0 to 37"),
+        ("temperature", np.array([1, 1, -1, 1.0]), r"temperature\[2\]=-1.0, expected a finite number from 0"),
+        ("temperature", np.array([1, 1, np.nan, 1]), r"temperature\[2\]=nan, expected a finite number"),
+        ("temperature", np.array([0, 0, 1.0, 1]), r"temperature\[0\]=0.0, expected at least 1e-5 where the support"),
+    ],
+)
+def test_refused_arguments(name, value, match):
+    arguments = dict(zip(("logits", "token_ids", "offsets", "temperature"), a_case(), strict=True)) | {name: value}
+    with pytest.raises(ValueError, match=match):
+        support_log_softmax(**arguments)
+
+
+def test_a_gradient_that_cannot_be_written_is_refused():
+    logits, ids, offsets, temperature = a_case()
+    entries = support_log_softmax(logits, ids, offsets, temperature)
+    frozen = np.zeros_like(logits)
+    frozen.flags.writeable = False
+    for grad in (frozen, np.zeros((4, 60))[:, :50]):
+        with pytest.raises(ValueError, match="grad_logits=a view, expected a C-contiguous array"):
+            support_log_softmax_backward(entries, entries, ids, offsets, temperature, grad)
+    with pytest.raises(ValueError, match=r"grad_entries=float64\[36\], expected"):
+        support_log_softmax_backward(entries, entries[1:], ids, offsets, temperature, np.zeros_like(logits))
