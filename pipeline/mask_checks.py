@@ -25,11 +25,9 @@ def join_masks(masks: SamplingMask | Sequence[SamplingMask]) -> SamplingMask:
     """
     if isinstance(masks, SamplingMask):
         return masks
-    masks = list(masks)
-    if not masks or not all(isinstance(mask, SamplingMask) for mask in masks):
-        raise InvalidRequest(
-            f"mask={type(masks).__name__} of {len(masks)}, expected a SamplingMask or a non-empty sequence of them"
-        )
+    if not isinstance(masks, Sequence) or not masks or not all(isinstance(mask, SamplingMask) for mask in masks):
+        got = type(masks).__name__ if masks else repr(masks)
+        raise InvalidRequest(f"mask={got}, expected a SamplingMask or a non-empty sequence of them")
     modes = sorted({mask.mode for mask in masks})
     if len(modes) > 1:
         raise InvalidRequest(f"mask.mode={modes}, expected one mode: join masks of one kind")
@@ -177,3 +175,54 @@ def positions_of(token_ids: np.ndarray, mask: SamplingMask) -> np.ndarray:
 
 def _row(offsets: np.ndarray, entry: int) -> int:
     return int(np.searchsorted(offsets, entry, side="right")) - 1
+
+
+def check_top(name: str, ids: np.ndarray, logprobs: np.ndarray, vocab_size: int | None = None) -> None:
+    """Refuse recorded top-K arrays that no policy can have.
+
+    Args:
+        name: What messages call them.
+        ids: Integers [n, K].
+        logprobs: Floats [n, K], over the whole policy: a row sums to at most one.
+        vocab_size: Ids must be below it; None: only not negative.
+
+    Raises:
+        InvalidRequest: Other shapes or types, K = 0; by row: an empty one, ids and log-probabilities that aren't padded
+            with -1 and -inf at the end, an id twice or outside the vocabulary, a log-probability that is NaN or above 0
+            (by 2e-5), a sum above one (by 2e-5).
+    """
+    if ids.ndim != 2 or ids.shape != logprobs.shape or ids.dtype.kind not in "iu" or logprobs.dtype.kind != "f":
+        raise InvalidRequest(
+            f"{name}: ids {kind_of(ids)}, log-probabilities {kind_of(logprobs)}, expected integers and floats [n, K]"
+        )
+    if ids.shape[1] == 0:
+        raise InvalidRequest(f"{name}: K=0, expected at least 1")
+    held = ids >= 0
+    wrong = (held[:, 1:] & ~held[:, :-1]).any(1) | ((ids < -1) | (held == np.isneginf(logprobs))).any(1) | ~held[:, 0]
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InvalidRequest(
+            f"{name}[{row}]: ids={ids[row].tolist()[:8]}, log-probabilities={logprobs[row].tolist()[:8]}, expected at "
+            "least one id, and only -1 with -inf behind the last"
+        )
+    ordered = np.sort(ids, axis=1)
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
+    if twice.any():
+        row = int(twice.argmax())
+        raise InvalidRequest(f"{name}[{row}] has a token id twice in {ids[row].tolist()[:8]}, expected each once")
+    outside = ids >= (np.inf if vocab_size is None else vocab_size)
+    if outside.any():
+        row = int(outside.any(1).argmax())
+        raise InvalidRequest(
+            f"{name}[{row}] has token id={ids[row].max()}, expected one below the vocabulary, {vocab_size}"
+        )
+    unfit = ~(logprobs <= SUM_TOLERANCE)
+    if unfit.any():
+        row = int(unfit.any(1).argmax())
+        raise InvalidRequest(f"{name}[{row}] has log-probability={logprobs[row][unfit[row]][0]}, expected at most 0")
+    sums = np.exp(logprobs.astype(np.float64)).sum(1)
+    above = np.flatnonzero(sums > 1 + SUM_TOLERANCE)
+    if len(above):
+        raise InvalidRequest(
+            f"{name}[{above[0]}] sums to {sums[above[0]]}, expected at most 1: log-probabilities over the whole policy"
+        )

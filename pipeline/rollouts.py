@@ -14,9 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.errors import InvalidRequest
+from pipeline.mask_checks import check_shape
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
 
 FORMAT = "specmask.rollouts.v1"
+METADATA_KEY = b"specmask"
 
 SCHEMA = pa.schema(
     [
@@ -41,9 +44,26 @@ SCHEMA = pa.schema(
         pa.field("num_accepted", pa.list_(pa.int32())),
     ]
 )
-"""One row a rollout. Masks are CSR (see `SamplingMask`); `top_ids` and `top_values` are [n, top_logprobs_k], row-major;
-a null is what wasn't asked for. The file's metadata has the key "specmask": JSON with `format` and `provenance`; a
-rollout's sampling parameters are ``provenance["params"][params_index]``."""
+"""One row a rollout; a null is what wasn't asked for.
+
+| Column | Holds |
+|---|---|
+| prompt_index, sample_index | which prompt, which of its samples |
+| params_index | which of the parameters in the metadata |
+| seed | of this sample; null if it never started |
+| prompt_token_ids, token_ids | of the prompt; of the output, n tokens |
+| text, finish_reason, error | see `Rollout` |
+| logprobs | n, each token's under the policy it was drawn from |
+| mask_mode | "support", "selected", or null without a mask |
+| mask_token_ids, mask_offsets | CSR: support i is mask_token_ids[mask_offsets[i]:mask_offsets[i + 1]], ascending |
+| mask_logprobs | beside mask_token_ids in "support" mode; n in "selected" mode |
+| top_logprobs_k | K, or null |
+| top_ids, top_values | [n, K], row after row; -1 and -inf behind the end of a smaller support |
+| num_rounds, num_accepted | verification rounds; the drafts accepted in each |
+
+The schema's metadata has the key "specmask": JSON with `format` and `provenance`; a rollout's sampling parameters are
+``provenance["params"][params_index]``.
+"""
 
 
 class Rollouts(list[Rollout]):
@@ -81,8 +101,7 @@ class Rollouts(list[Rollout]):
         half of it.
         """
         path = Path(path)
-        metadata = json.dumps({"format": FORMAT, "provenance": self.provenance}, allow_nan=False)
-        table = _to_table(self).replace_schema_metadata({"specmask": metadata})
+        table = self.to_arrow()
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -101,15 +120,36 @@ class Rollouts(list[Rollout]):
         """Read back what `to_parquet` wrote, bit for bit.
 
         Raises:
-            ValueError: The file isn't one of these.
+            ValueError: The file isn't one of these; a row's arrays don't line up (see `from_arrow`).
         """
-        table = pq.read_table(path)
-        held = json.loads((table.schema.metadata or {}).get(b"specmask", b"{}"))
+        return cls.from_arrow(pq.read_table(path), os.fspath(path))
+
+    def to_arrow(self) -> pa.Table:
+        """One row a rollout (`SCHEMA`), with the provenance in the schema's metadata."""
+        metadata = json.dumps({"format": FORMAT, "provenance": self.provenance}, allow_nan=False)
+        return _to_table(self).replace_schema_metadata({METADATA_KEY: metadata})
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table, source: str = "the table") -> Rollouts:
+        """What `to_arrow` gave, bit for bit.
+
+        Args:
+            table: Columns may stand in any order; others than the schema's are left out.
+            source: What messages call it.
+
+        Raises:
+            ValueError: Another format, or a missing column; a row whose tokens, log-probabilities, mask and top K
+                aren't equally many, by its index.
+        """
+        held = json.loads((table.schema.metadata or {}).get(METADATA_KEY, b"{}"))
         if held.get("format") != FORMAT:
             raise ValueError(
-                f"format={held.get('format')!r} in {os.fspath(path)}, expected {FORMAT!r}: a file written by to_parquet"
+                f"format={held.get('format')!r} in {source}, expected {FORMAT!r}: a file written by to_parquet"
             )
-        return cls(_from_table(table), held["provenance"])
+        missing = [name for name in SCHEMA.names if name not in table.schema.names]
+        if missing:
+            raise ValueError(f"columns {missing} of {source}: missing, expected all of the schema's")
+        return cls(_from_table(table.select(SCHEMA.names).cast(SCHEMA)), held["provenance"])
 
 
 def _to_table(rollouts: Sequence[Rollout]) -> pa.Table:
@@ -144,15 +184,26 @@ def _from_table(table: pa.Table) -> list[Rollout]:
         name: _list_rows(table[name]) if _is_list(table[name].type) else table[name].to_pylist()
         for name in SCHEMA.names
     }
-    return [_rollout({name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+    return [_rollout(i, {name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
 
 
-def _rollout(row: dict[str, Any]) -> Rollout:
+def _rollout(index: int, row: dict[str, Any]) -> Rollout:
     mask = top = None
+    n = len(row["token_ids"])
+    if row["logprobs"] is not None and len(row["logprobs"]) != n:
+        raise ValueError(f"row {index}: logprobs={len(row['logprobs'])}, expected {n}: one a token")
     if row["mask_mode"] is not None:
         mask = SamplingMask(row["mask_token_ids"], row["mask_offsets"], row["mask_logprobs"], row["mask_mode"])
+        try:
+            check_shape(mask, n)
+        except InvalidRequest as error:
+            raise ValueError(f"row {index}: {error}") from None
     if row["top_logprobs_k"] is not None:
-        shape = (-1, row["top_logprobs_k"])
+        shape = (n, row["top_logprobs_k"])
+        for name in ("top_ids", "top_values"):
+            if row[name] is None or len(row[name]) != n * row["top_logprobs_k"]:
+                got = None if row[name] is None else len(row[name])
+                raise ValueError(f"row {index}: {name}={got}, expected {shape[0]} x {shape[1]}")
         top = TopLogprobs(row["top_ids"].reshape(shape), row["top_values"].reshape(shape))
     own = {field.name: row[field.name] for field in fields(Rollout) if field.name in row}
     return Rollout(**own, sampling_mask=mask, top_logprobs=top)

@@ -301,9 +301,9 @@ class TestRefusedTops:
 
     def test_more_than_one(self):
         def change(fields):
-            fields["values"][4] += 3
+            fields["values"][4] += 20
 
-        self.refuse(r"top_logprobs entry\[\d+\]=.*, expected a number of at most 0|top_logprobs\[4\] sums to", change)
+        self.refuse(r"top_logprobs\[4\] has log-probability=.*, expected at most 0", change)
 
     def test_a_sum_above_one(self):
         def change(fields):
@@ -315,7 +315,7 @@ class TestRefusedTops:
         def change(fields):
             fields["ids"][6, 3] = fields["ids"][6, 2]
 
-        self.refuse(r"top_logprobs\[6\] has token ids=(\d+), \1 side by side", change)
+        self.refuse(r"top_logprobs\[6\] has a token id twice in \[.*\], expected each once", change)
 
     def test_outside_the_vocabulary(self):
         def change(fields):

@@ -8,7 +8,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("pipeline", "gpu", "model_loaders")
 MAY_IMPORT = {
-    "pipeline": {"pipeline", "gpu", "model_loaders", "torch", "numpy", "numba", "pyarrow", "tqdm", "tokenizers"},
+    "pipeline": {
+        "pipeline",
+        "gpu",
+        "model_loaders",
+        "torch",
+        "numpy",
+        "numba",
+        "pyarrow",
+        "tqdm",
+        "tokenizers",
+        "datasets",
+    },
     "gpu": {"gpu", "numpy", "numba", "cupy", "llvmlite"},
     "model_loaders": {
         "model_loaders",

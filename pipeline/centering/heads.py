@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import SUM_TOLERANCE, check_logprobs, check_supports, positions_of, rows_of
+from pipeline.mask_checks import SUM_TOLERANCE, check_supports, check_top, positions_of, rows_of
 from pipeline.replay.recorded import Recorded
 from pipeline.rollout import SamplingMask
 
@@ -79,8 +79,8 @@ def top_head(recorded: Recorded, vocab_size: int) -> Head:
             f"temperature[{greedy[0]}]={recorded.temperature[greedy[0]]}, expected at least 1e-5: a greedy token has "
             "no score to center"
         )
+    check_top("top_logprobs", top.ids, top.values, vocab_size)
     held = top.ids >= 0
-    _check_padding(top.ids, top.values, held)
     missing = ~(top.ids == recorded.token_ids[:, None]).any(1)
     rows, columns = np.nonzero(held)
     ids = np.concatenate([top.ids[rows, columns], recorded.token_ids[missing]])
@@ -89,35 +89,14 @@ def top_head(recorded: Recorded, vocab_size: int) -> Head:
     in_head = np.arange(len(ids)) < len(rows)
     order = np.lexsort((ids, of_row))
     offsets = np.concatenate([[0], np.cumsum(held.sum(1) + missing)]).astype(np.int64)
-    # "selected" here only so that the rows needn't sum to one: ids, order and sizes are checked alike.
+    # For a taken token outside the vocabulary. "selected" here only so that the rows needn't sum to one.
     check_supports(SamplingMask(ids[order], offsets, recorded.logprobs, "selected"), vocab_size, name="top_logprobs")
     entries = SamplingMask(ids[order], offsets, logprobs[order], "support")
     in_head = in_head[order]
-    check_logprobs("top_logprobs entry", entries.logprobs)
     mass = _mass(entries, in_head)
-    above = np.flatnonzero(mass > 1 + SUM_TOLERANCE)
-    if len(above):
-        row = above[0]
-        raise InvalidRequest(
-            f"top_logprobs[{row}] sums to {mass[row]}, expected at most 1: log-probabilities over the full vocabulary"
-        )
     taken = positions_of(recorded.token_ids, entries)
     _check_taken(recorded, entries.logprobs[taken], in_head[taken])
     return Head(entries, taken, in_head, mass, False)
-
-
-def _check_padding(ids: np.ndarray, values: np.ndarray, held: np.ndarray) -> None:
-    if ids.ndim != 2 or ids.shape != values.shape:
-        raise InvalidRequest(f"top_logprobs: ids {list(ids.shape)}, values {list(values.shape)}, expected [n, K] both")
-    if ids.shape[1] == 0:
-        raise InvalidRequest("top_logprobs: K=0, expected at least 1")
-    wrong = (held[:, 1:] & ~held[:, :-1]).any(1) | ((ids < -1) | (held == np.isneginf(values))).any(1) | ~held[:, 0]
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise InvalidRequest(
-            f"top_logprobs[{row}]: ids={ids[row].tolist()[:8]}, values={values[row].tolist()[:8]}, expected at least "
-            "one id, and only -1 with -inf behind the last"
-        )
 
 
 def _mass(entries: SamplingMask, in_head: np.ndarray) -> np.ndarray:
