@@ -197,6 +197,14 @@ class TestArrow:
         with pytest.raises(ValueError, match=match):
             Rollouts.from_arrow(self.table(**{name: change}))
 
+    def test_a_mask_of_fewer_rows(self):
+        mask = rollouts("support")[2].sampling_mask
+        entries = mask.offsets[-2]
+        changes = {"mask_offsets": lambda x: x[:-1]}
+        changes |= dict.fromkeys(("mask_token_ids", "mask_logprobs"), lambda x: x[:entries])
+        with pytest.raises(ValueError, match="row 2: mask rows=7, expected 8: one for every token"):
+            Rollouts.from_arrow(self.table(**changes))
+
     def test_a_missing_column_and_another_format(self):
         with pytest.raises(ValueError, match=r"columns \['seed'\] of the table: missing"):
             Rollouts.from_arrow(self.table().drop_columns(["seed"]))
