@@ -178,6 +178,37 @@ def test_a_ratio_that_overflows_stays_bounded():
         assert WEIGHTS[weights][0].of_tokens(result.log_ratio).tolist() == pytest.approx(expected)
 
 
+def test_a_token_that_the_trainer_excludes():
+    """log p_y = -inf: a weight of 0 leaves nothing of it; without weights no finite loss exists."""
+    logits = torch.tensor([[0.0, -np.inf, 1.0]], dtype=torch.float64, requires_grad=True)
+    logprobs = np.log(np.array([0.25, 0.25, 0.5], np.float32))
+    mask = SamplingMask(np.array([0, 1, 2], np.int32), np.array([0, 3]), logprobs, "support")
+    recorded = Recorded(np.array([1], np.int32), logprobs[1:2], np.ones(1), np.array([0, 1]), mask)
+    for weights in ("tis", "mis"):
+        logits.grad = None
+        loss = score_centered_loss(logits, recorded, 1.0, weights=weights).loss
+        loss.sum().backward()
+        assert torch.isfinite(loss).all()
+        assert torch.isfinite(logits.grad).all()
+    assert not np.isfinite(score_centered_loss(logits, recorded, 1.0, weights="none").loss.item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head", ["support 40", "top 32"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_on_cuda_as_on_the_cpu(head, dtype):
+    trainer, recorded, _, _ = case(head, "usual", 3)
+    results = []
+    for device in ("cpu", "cuda"):
+        logits = torch.tensor(trainer).to(device, dtype).requires_grad_()
+        result = score_centered_loss(logits, recorded, 1.0)
+        result.loss.sum().backward()
+        assert result.loss.device.type == logits.grad.device.type == device
+        results.append((result.loss.cpu(), logits.grad.cpu()))
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12 if dtype == torch.float64 else 2**-7, atol=1e-14)
+
+
 @pytest.mark.parametrize("head", ["support 40", "top 32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_lower_precisions_are_computed_in_float64(head, dtype):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import InvalidRequest, Rollouts, SamplingMask, SamplingParams
+from pipeline import InvalidRequest, Rollouts, SamplingMask, SamplingParams, TopLogprobs
 from pipeline.replay import (
     Recorded,
     Sequences,
@@ -102,6 +102,21 @@ def test_gradcheck():
 
     assert torch.autograd.gradcheck(both, (logits,), eps=1e-6, atol=1e-7)
     assert torch.equal(both(logits)[1], support_entropy(logits, mask, temperature))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_on_cuda_as_on_the_cpu(dtype):
+    logits, mask, tokens, temperature = a_case(dtype=dtype)
+    other = logits.detach().cuda().requires_grad_()
+    results = [replay(each, mask, temperature, token_ids=tokens) for each in (logits, other)]
+    for result in results:
+        (result.logprobs + result.entropy).sum().backward()
+    assert results[1].logprobs.device == other.grad.device == other.device
+    close = {"rtol": 1e-12 if dtype == torch.float64 else 2**-7, "atol": 1e-14}
+    assert torch.allclose(results[0].logprobs, results[1].logprobs.cpu(), **close)
+    assert torch.allclose(results[0].entropy, results[1].entropy.cpu(), **close)
+    assert torch.allclose(logits.grad, other.grad.cpu(), **close)
 
 
 def test_several_masks_are_one():
@@ -313,6 +328,35 @@ class TestRollouts:
         tokens = np.concatenate([rollout.token_ids for rollout in rollouts])
         again = support_logprobs(logits[batch.rows, batch.positions], separate, recorded.temperature, token_ids=tokens)
         assert torch.equal(logprobs, again)
+
+    def test_read_back_from_parquet(self, tmp_path):
+        rollouts = self.rollouts()
+        back = Rollouts.from_parquet(rollouts.to_parquet(tmp_path / "rollouts.parquet"))
+        a, b = Recorded.from_rollouts(rollouts), Recorded.from_rollouts(back)
+        assert a.temperature.tolist() == b.temperature.tolist()
+        assert a.logprobs.tolist() == b.logprobs.tolist()
+        assert a.mask.token_ids.tolist() == b.mask.token_ids.tolist()
+
+    def test_records_that_do_not_line_up(self):
+        good = Recorded.from_rollouts(self.rollouts())
+        for changes, match in (
+            ({"logprobs": good.logprobs[1:]}, r"logprobs: shape \[13\], expected \[14\]: one a token"),
+            ({"temperature": 1.0}, r"temperature: shape \[\], expected \[14\]"),
+            ({"filtered": good.filtered[1:]}, r"filtered: shape \[13\]"),
+            ({"starts": np.array([0, 13])}, r"starts=\[0, 13\], expected ascending ones from 0 to 14"),
+            (
+                {"logprobs": np.where(np.arange(14) == 6, -np.inf, good.logprobs)},
+                r"logprobs\[6\]=-inf, expected a finite",
+            ),
+            (
+                {"logprobs": np.where(np.arange(14) == 6, np.nan, good.logprobs)},
+                r"logprobs\[6\]=nan, expected a number",
+            ),
+            ({"mask": a_mask(np.random.default_rng(0), 3)}, "mask rows=3, expected 14"),
+            ({"top_logprobs": TopLogprobs(np.zeros((2, 1)), np.zeros((2, 1)))}, "top_logprobs: 2 rows, expected 14"),
+        ):
+            with pytest.raises(InvalidRequest, match=match):
+                dataclasses.replace(good, **changes)
 
     def test_per_token(self):
         recorded = Recorded.from_rollouts(self.rollouts())

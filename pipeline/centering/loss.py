@@ -100,10 +100,12 @@ def score_centered_loss(
     log_ratio = logprobs.detach() - torch.from_numpy(recorded.logprobs.astype(np.float64)).to(device)
     rollout = torch.from_numpy(chosen.entries.logprobs.astype(np.float64)).to(device)
     centers = weights.of_entries(held, rollout).masked_fill(~in_head, 0.0)
-    # An entry with a center of 0 adds nothing, also where the trainer's log-probability is -inf.
+    # What has a factor of 0 adds nothing, also where the trainer's log-probability is -inf.
+    of_tokens = weights.of_tokens(log_ratio)
+    taken = of_tokens * logprobs.masked_fill(of_tokens == 0, 0.0)
     drift = sum_rows(centers * entries.masked_fill(centers == 0, 0.0), offsets)
     center = _center(held, in_head, tail, offsets)
-    loss = -advantage * (weights.of_tokens(log_ratio) * logprobs - drift + weights.of_tail(rho) * center)
+    loss = -advantage * (taken - drift + weights.of_tail(rho) * center)
     metrics = _metrics(chosen, held, in_head, weights.changed(log_ratio))
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return CenteredLoss(loss.to(dtype), logprobs.detach().to(dtype), log_ratio.to(dtype), metrics)

@@ -6,7 +6,6 @@ extra `datasets`.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InvalidRequest
@@ -36,9 +35,8 @@ def from_dataset(dataset: Dataset) -> Rollouts:
     Raises:
         InvalidRequest: Another dataset; a row whose arrays don't line up, by its index.
     """
-    try:
-        json.loads(dataset.info.description)
-    except ValueError:
-        raise InvalidRequest(f"description={dataset.info.description[:40]!r}, expected what to_dataset wrote") from None
+    description = dataset.info.description
+    if not description.startswith("{") or '"format"' not in description:
+        raise InvalidRequest(f"description={description[:40]!r}, expected what to_dataset wrote")
     table = dataset.with_format("arrow")[:]
-    return Rollouts.from_arrow(table.replace_schema_metadata({METADATA_KEY: dataset.info.description}))
+    return Rollouts.from_arrow(table.replace_schema_metadata({METADATA_KEY: description}))

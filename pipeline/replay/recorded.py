@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import check_shape, join_masks
+from pipeline.mask_checks import check_logprobs, check_shape, join_masks
 from pipeline.replay.arguments import temperatures
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
 from pipeline.rollouts import Rollouts
@@ -27,6 +27,9 @@ class Recorded:
         mask: The supports, n rows, or None.
         top_logprobs: The largest log-probabilities, n rows, or None.
         filtered: bool [n], whether top_k, top_p or min_p cut the policy; None if that isn't known.
+
+    Raises:
+        InvalidRequest: Arrays that don't line up; a log-probability that isn't finite or is above 0 (by 2e-5), by row.
     """
 
     token_ids: np.ndarray
@@ -36,6 +39,25 @@ class Recorded:
     mask: SamplingMask | None = None
     top_logprobs: TopLogprobs | None = None
     filtered: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        for name in ("logprobs", "temperature", "filtered"):
+            value = getattr(self, name)
+            if value is not None and np.shape(value) != (n,):
+                raise InvalidRequest(f"{name}: shape {list(np.shape(value))}, expected [{n}]: one a token")
+        starts = np.asarray(self.starts)
+        if starts.ndim != 1 or len(starts) < 2 or starts[0] != 0 or starts[-1] != n or (np.diff(starts) < 0).any():
+            raise InvalidRequest(f"starts={starts.tolist()[:8]}, expected ascending ones from 0 to {n}")
+        check_logprobs("logprobs", self.logprobs)
+        lost = np.flatnonzero(np.isneginf(self.logprobs))
+        if len(lost):
+            raise InvalidRequest(f"logprobs[{lost[0]}]=-inf, expected a finite number: the token was drawn")
+        if self.mask is not None:
+            check_shape(self.mask, n)
+        top = self.top_logprobs
+        if top is not None and (len(top.ids) != n or len(top.values) != n):
+            raise InvalidRequest(f"top_logprobs: {len(top.ids)} rows, expected {n}: one a token")
 
     @classmethod
     def from_rollouts(cls, rollouts: Sequence[Rollout], temperature: float | None = None) -> Recorded:
