@@ -9,13 +9,14 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import InvalidRequest, Rollouts, SamplingMask, SamplingParams, TopLogprobs, exports
 from pipeline.rollouts import METADATA_KEY, SCHEMA
 from tests import pipes
+from tests.strategies import fuzz
 from tests.test_rollouts import same
-
-VOCABULARY = 320
 
 
 @functools.cache
@@ -40,12 +41,12 @@ def selected(rollout):
 
 
 LAYOUTS = {
-    "vllm": lambda r: exports.from_vllm(exports.to_vllm(r), r.token_ids, r.logprobs, vocab_size=VOCABULARY),
+    "vllm": lambda r: exports.from_vllm(exports.to_vllm(r), r.token_ids, r.logprobs),
     "vllm lists": lambda r: exports.from_vllm_lists(as_json(exports.to_vllm_lists(r)), r.token_ids, r.logprobs),
     "miles": lambda r: exports.from_miles(exports.to_miles(r), r.token_ids, r.logprobs),
     "prime-rl": lambda r: exports.from_prime_rl(exports.to_prime_rl(r), r.token_ids, r.logprobs)[0],
-    "skyrl": lambda r: exports.from_skyrl(exports.to_skyrl(r, 40), r.token_ids, r.logprobs, vocab_size=VOCABULARY),
-    "sglang": lambda r: exports.from_sglang(as_json(exports.to_sglang(r)), r.token_ids, vocab_size=VOCABULARY),
+    "skyrl": lambda r: exports.from_skyrl(exports.to_skyrl(r, 40), r.token_ids, r.logprobs),
+    "sglang": lambda r: exports.from_sglang(as_json(exports.to_sglang(r)), r.token_ids),
 }
 
 
@@ -359,3 +360,32 @@ def test_top_logprobs_of_another_kind():
     top = TopLogprobs(np.array([[1.0]]), np.array([[0.0]]))
     with pytest.raises(InvalidRequest, match=r"rollout_topk: ids float64\[1, 1\]"):
         exports.from_miles_top({"rollout_topk_token_ids": top.ids, "rollout_topk_log_probs": top.values})
+
+
+@st.composite
+def any_rollouts(draw):
+    """A rollout with supports of any sizes and ids, whose probabilities sum to one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+    ids = [np.sort(rng.choice(draw(st.sampled_from([40, 41, 2**31 - 1])), size, replace=False)) for size in sizes]
+    logits = [rng.normal(scale=draw(st.sampled_from([0.0, 1.0, 30.0])), size=size) for size in sizes]
+    logprobs = [(x - x.max() - np.log(np.exp(x - x.max()).sum())).astype(np.float32) for x in logits]
+    taken = [rng.integers(size) for size in sizes]
+    mask = SamplingMask(
+        np.concatenate(ids).astype(np.int32), np.cumsum([0, *sizes]), np.concatenate(logprobs), "support"
+    )
+    token_ids = np.array([row[i] for row, i in zip(ids, taken, strict=True)], np.int32)
+    selected = np.array([row[i] for row, i in zip(logprobs, taken, strict=True)], np.float32)
+    return dataclasses.replace(rollouts("support")[0], token_ids=token_ids, logprobs=selected, sampling_mask=mask)
+
+
+@fuzz
+@given(any_rollouts())
+def test_any_mask_round_trips(rollout):
+    for name, layout in LAYOUTS.items():
+        assert same(layout(rollout), rollout.sampling_mask if name == "sglang" else selected(rollout))
+    top = exports.from_miles_top(exports.to_miles_top(rollout))
+    for i, row in enumerate(rollout.sampling_mask):
+        order = np.argsort(top.ids[i, : len(row)])
+        assert top.ids[i][order].tolist() == row.tolist()
+        assert top.values[i][order].tolist() == rollout.sampling_mask.row_logprobs(i).tolist()
