@@ -1,5 +1,6 @@
 """Batch generation with the exact distribution behind every token. Start at `pipeline.pipeline`."""
 
+from pipeline.audit_record import AuditRecord
 from pipeline.contract import Capabilities
 from pipeline.errors import InvalidRequest
 from pipeline.lengths import ConfidenceThreshold, ThroughputSchedule, measure_cost
@@ -10,6 +11,7 @@ from pipeline.rollouts import Rollouts
 from pipeline.version import __version__
 
 __all__ = [
+    "AuditRecord",
     "Capabilities",
     "ConfidenceThreshold",
     "InvalidRequest",

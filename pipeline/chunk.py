@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.audit_record import AuditRecord
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -18,6 +20,7 @@ class Chunk:
         mask_sizes: int64 [n], the size of each support; None without a mask request.
         mask_ids: int32 [sum of sizes], the supports one after another; `mask_logprobs` float32 beside them.
         top_ids, top_values: int32 and float32 [n, K]; None unless asked for.
+        audit: How each token was decided; None unless asked for.
     """
 
     token_ids: np.ndarray
@@ -27,6 +30,7 @@ class Chunk:
     mask_logprobs: np.ndarray | None = None
     top_ids: np.ndarray | None = None
     top_values: np.ndarray | None = None
+    audit: AuditRecord | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -44,10 +48,11 @@ class Chunk:
             mask_logprobs=None if self.mask_logprobs is None else self.mask_logprobs[:entries],
             top_ids=None if self.top_ids is None else self.top_ids[:length],
             top_values=None if self.top_values is None else self.top_values[:length],
+            audit=None if self.audit is None else self.audit.cut(length),
         )
 
 
-def join(chunks: Sequence[Chunk], *, masks: bool, top: int) -> Chunk:
+def join(chunks: Sequence[Chunk], *, masks: bool, top: int, audit: bool = False) -> Chunk:
     """One chunk of all; without any, an empty one of the asked shape."""
     empty = Chunk(
         token_ids=np.empty(0, np.int32),
@@ -75,4 +80,5 @@ def join(chunks: Sequence[Chunk], *, masks: bool, top: int) -> Chunk:
         joined("mask_logprobs"),
         joined("top_ids"),
         joined("top_values"),
+        AuditRecord.join([chunk.audit for chunk in chunks if chunk.audit is not None]) if audit else None,
     )

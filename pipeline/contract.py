@@ -1,7 +1,7 @@
 """Which requests can be served exactly, and which are refused, with the reason.
 
-A mask is only worth having when every committed token really is a sample of the recorded distribution. What breaks
-that is refused here, before the request starts:
+A mask, or the record of an audit, is only worth having when every committed token really is a sample of the recorded
+distribution. What breaks that is refused here, before the request starts:
 
 - a speculative method that doesn't declare that its drafts are chosen without seeing the verification's coins;
 - min_p together with a mask and a speculative method;
@@ -89,7 +89,7 @@ def check_request(prompt_ids: np.ndarray, params: SamplingParams, can: Capabilit
             f"temperature={params.temperature!r}, expected 0: the draft method {can.method!r} can only be verified "
             "greedily; use temperature=0, another draft, or draft=None"
         )
-    if params.return_sampling_mask:
+    if params.keeps_supports:
         _check_mask(params, can)
 
 
@@ -127,20 +127,22 @@ def _check_ids(params: SamplingParams, can: Capabilities) -> None:
 
 
 def _check_mask(params: SamplingParams, can: Capabilities) -> None:
-    asked = "return_sampling_mask=True"
+    asked, without = "return_sampling_mask=True", "False"
+    if not params.return_sampling_mask:
+        asked, without = f"record={params.record!r}", "None"
     if not can.mask_contract:
         raise InvalidRequest(
-            f"{asked}, expected False: the draft method {can.method!r} doesn't implement the sampling-mask contract; "
-            "use a draft that does, or draft=None"
+            f"{asked}, expected {without}: the draft method {can.method!r} doesn't implement the sampling-mask "
+            "contract; use a draft that does, or draft=None"
         )
     if not can.law_preserved:
         raise InvalidRequest(
-            f"{asked}, expected False: the verify stage simulates acceptance or doesn't keep the target's law; put the "
-            "library's own verify stage back"
+            f"{asked}, expected {without}: the verify stage simulates acceptance or doesn't keep the target's law; "
+            "put the library's own verify stage back"
         )
     if can.threshold_single != 1.0 or can.threshold_acc != 1.0:
         raise InvalidRequest(
-            f"{asked}, expected False while the acceptance thresholds are single={can.threshold_single} and "
+            f"{asked}, expected {without} while the acceptance thresholds are single={can.threshold_single} and "
             f"acc={can.threshold_acc}: only 1.0 is exact; call set_accept_thresholds(1.0, 1.0)"
         )
     if params.min_p > 0 and can.method is not None:

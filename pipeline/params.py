@@ -56,6 +56,8 @@ class SamplingParams:
         return_sampling_mask: Record the support of every token's policy.
         sampling_logprobs: With a mask: "selected" records a log-probability a token, "support" one for every
             token of every support.
+        record: "audit" records what `pipeline.audit` needs to derive every token again; refused where a mask would
+            be. None: nothing.
 
     Raises:
         InvalidRequest: A value out of range, by name.
@@ -82,6 +84,7 @@ class SamplingParams:
     top_logprobs: int = 0
     return_sampling_mask: bool = False
     sampling_logprobs: Literal["selected", "support"] = "selected"
+    record: Literal["audit"] | None = None
 
     def __post_init__(self) -> None:
         self._real("temperature", "a number from 0 to 1e30", lambda x: 0 <= x <= 1e30)
@@ -124,11 +127,18 @@ class SamplingParams:
                 self._refuse(name, "True or False")
         if self.sampling_logprobs not in ("selected", "support"):
             self._refuse("sampling_logprobs", '"selected" or "support"')
+        if self.record not in ("audit", None):
+            self._refuse("record", '"audit" or None')
 
     @property
     def greedy(self) -> bool:
         """Whether every token is the argmax."""
         return bool(np.float32(self.temperature) < GREEDY_TEMPERATURE) or self.top_k == 1
+
+    @property
+    def keeps_supports(self) -> bool:
+        """Whether the supports of its tokens are recorded, as a mask or for an audit."""
+        return self.return_sampling_mask or self.record == "audit"
 
     @property
     def adjusts(self) -> bool:

@@ -261,7 +261,7 @@ class SpeculativePipeline:
             InvalidRequest: A threshold outside (0, 1], or mask requests queued or running.
         """
         check_thresholds(single, acc)
-        masked = [r for r in (*self.state.waiting, *self.state.running) if r.params.return_sampling_mask]
+        masked = [r for r in (*self.state.waiting, *self.state.running) if r.params.keeps_supports]
         if masked:
             raise InvalidRequest(
                 f"single={single!r}, acc={acc!r}, expected no change while {len(masked)} mask requests are queued or "
@@ -317,7 +317,7 @@ class SpeculativePipeline:
         can = self.capabilities
         if not can.law_preserved:
             for request in block.proposal.requests:
-                if request.params.return_sampling_mask:
+                if request.params.keeps_supports:
                     try:
                         check_request(request.prompt.token_ids, request.params, can)
                     except InvalidRequest as refusal:

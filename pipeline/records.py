@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import gpu
+from pipeline.audit_record import AuditRecord
 from pipeline.chunk import Chunk
 from pipeline.request import Request
 from pipeline.rollout import Rollout
@@ -106,9 +107,11 @@ class Captured:
 
     Attributes:
         verified: What it was captured from.
-        capture: The supports of committed rows of mask requests; None if no request of the block asked.
+        capture: The supports of committed rows of the requests that record them, for a mask or an audit; None if no
+            request of the block does.
         top_ids, top_values: int32 and float32 [N, K]: the largest log-probabilities of committed rows of the
             requests that asked; None if none did. `top_start`, int64 [B + 1]: request b's rows.
+        audits: The record of each request's captured rows, None for one that didn't ask; None if none did.
     """
 
     verified: Verified
@@ -116,6 +119,7 @@ class Captured:
     top_ids: np.ndarray | None
     top_values: np.ndarray | None
     top_start: np.ndarray | None
+    audits: list[AuditRecord | None] | None = None
 
 
 @dataclass(frozen=True)

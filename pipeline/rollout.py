@@ -8,6 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.audit_record import AuditRecord
+
 FinishReason = Literal["eos", "stop", "length", "abort"]
 
 
@@ -85,6 +87,8 @@ class Rollout:
         seed: The seed this sample was drawn with; None if it never started.
         prompt_index: Which prompt of the call; `sample_index`: which of its `n` samples.
         error: None, or why the request was refused or aborted.
+        prompt_id: The caller's own name for the prompt: the command line's, from its prompts file.
+        audit: With ``record="audit"``, what `pipeline.audit` derives the tokens from again.
     """
 
     prompt_token_ids: np.ndarray
@@ -101,6 +105,8 @@ class Rollout:
     sample_index: int
     params_index: int
     error: str | None = None
+    prompt_id: str | None = None
+    audit: AuditRecord | None = None
 
     @classmethod
     def refused(cls, reason: str, prompt_index: int, samples: int, params_index: int) -> list[Rollout]:

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.audit_record import DTYPES, AuditRecord
 from pipeline.errors import InvalidRequest
 from pipeline.mask_checks import check_shape
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
 
-FORMAT = "specmask.rollouts.v1"
+FORMAT = "specmask.rollouts.v2"
 METADATA_KEY = b"specmask"
 
 SCHEMA = pa.schema(
@@ -42,6 +43,8 @@ SCHEMA = pa.schema(
         pa.field("top_values", pa.list_(pa.float32())),
         pa.field("num_rounds", pa.int32()),
         pa.field("num_accepted", pa.list_(pa.int32())),
+        pa.field("prompt_id", pa.string()),
+        *(pa.field(f"audit_{name}", pa.large_list(pa.from_numpy_dtype(dtype))) for name, dtype in DTYPES.items()),
     ]
 )
 """One row a rollout; a null is what wasn't asked for.
@@ -60,6 +63,8 @@ SCHEMA = pa.schema(
 | top_logprobs_k | K, or null |
 | top_ids, top_values | [n, K], row after row; -1 and -inf behind the end of a smaller support |
 | num_rounds, num_accepted | verification rounds; the drafts accepted in each |
+| prompt_id | the prompts file's own id, or null |
+| audit_* | the arrays of `AuditRecord`, or null |
 
 The schema's metadata has the key "specmask": JSON with `format` and `provenance`; a rollout's sampling parameters are
 ``provenance["params"][params_index]``.
@@ -172,6 +177,8 @@ def _to_table(rollouts: Sequence[Rollout]) -> pa.Table:
         "top_values": of(tops, lambda top: top.values.ravel()),
         "num_accepted": [rollout.num_accepted for rollout in rollouts],
     }
+    records = [rollout.audit for rollout in rollouts]
+    values |= {f"audit_{name}": [getattr(record, name, None) for record in records] for name in DTYPES}
     columns = []
     for column in SCHEMA:
         rows = values[column.name] if column.name in values else [getattr(r, column.name) for r in rollouts]
@@ -188,7 +195,7 @@ def _from_table(table: pa.Table) -> list[Rollout]:
 
 
 def _rollout(index: int, row: dict[str, Any]) -> Rollout:
-    mask = top = None
+    mask = top = record = None
     n = len(row["token_ids"])
     if row["logprobs"] is not None and len(row["logprobs"]) != n:
         raise ValueError(f"row {index}: logprobs={len(row['logprobs'])}, expected {n}: one a token")
@@ -205,8 +212,10 @@ def _rollout(index: int, row: dict[str, Any]) -> Rollout:
                 got = None if row[name] is None else len(row[name])
                 raise ValueError(f"row {index}: {name}={got}, expected {shape[0]} x {shape[1]}")
         top = TopLogprobs(row["top_ids"].reshape(shape), row["top_values"].reshape(shape))
+    if row["audit_rounds"] is not None:
+        record = AuditRecord(**{name: row[f"audit_{name}"] for name in DTYPES})
     own = {field.name: row[field.name] for field in fields(Rollout) if field.name in row}
-    return Rollout(**own, sampling_mask=mask, top_logprobs=top)
+    return Rollout(**own, sampling_mask=mask, top_logprobs=top, audit=record)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -8,9 +8,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import Rollout, Rollouts, SamplingMask, TopLogprobs
+from pipeline.audit_record import DTYPES, AuditRecord
 
 
-def a_rollout(n=5, *, mode="support", top=3, masks=True, seed=0):
+def a_record(rng, n):
+    """An audit record of any numbers, each array in its dtype."""
+    sizes = {"token_ids": rng.integers(1, 5, n), "proposal_probs": rng.integers(0, 3, n)}
+    offsets = {name: np.concatenate([[0], np.cumsum(size)]) for name, size in sizes.items()}
+    total = {"weights": offsets["token_ids"][-1]} | {name: ends[-1] for name, ends in offsets.items()}
+    values = {name: rng.integers(0, 2, total.get(name, n)).astype(dtype) for name, dtype in DTYPES.items()}
+    values["draft_probs"][0] = np.nan
+    values |= {"offsets": offsets["token_ids"], "proposal_offsets": offsets["proposal_probs"]}
+    return AuditRecord(**values)
+
+
+def a_rollout(n=5, *, mode="support", top=3, masks=True, audit=True, seed=0):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 9, n)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -38,6 +50,8 @@ def a_rollout(n=5, *, mode="support", top=3, masks=True, seed=0):
         prompt_index=0,
         sample_index=1,
         params_index=0,
+        prompt_id="p-0",
+        audit=a_record(rng, n) if audit else None,
     )
 
 
@@ -56,7 +70,7 @@ def test_parquet_round_trip(tmp_path):
         [
             a_rollout(),
             a_rollout(7, mode="selected", top=0, seed=1),
-            a_rollout(masks=False, top=2, seed=2),
+            a_rollout(masks=False, top=2, audit=False, seed=2),
             *Rollout.refused("top_k=None, expected a finite top_k", 3, 2, 1),
         ],
         {"target": {"name": "demo"}},
@@ -97,7 +111,7 @@ def test_another_file_is_refused(tmp_path):
     import pyarrow as pa
 
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match=r"format=None in .*, expected 'specmask.rollouts.v1'"):
+    with pytest.raises(ValueError, match=r"format=None in .*, expected 'specmask.rollouts.v2'"):
         Rollouts.from_parquet(tmp_path / "other.parquet")
 
 

@@ -5,22 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 import gpu
+from pipeline.recording import record_rows
 from pipeline.records import Captured, Verified
 from pipeline.state import State
 
 
 class Capture:
-    """Supports for mask requests and top log-probabilities for those that asked; nothing for anybody else."""
+    """Supports, top log-probabilities and audit records for the requests that asked; nothing for anybody else."""
 
     def __call__(self, state: State, verified: Verified) -> Captured:
         requests = verified.proposal.requests
-        wanted = np.array([request.params.return_sampling_mask for request in requests])
+        wanted = np.array([request.params.keeps_supports for request in requests])
         capture = None
         if wanted.any():
             capture = gpu.capture_masks(
                 verified.logits, verified.support, verified.verdict, wanted, state.options.max_support
             )
-        return Captured(verified, capture, *self._top(verified))
+        audits = None
+        if capture is not None and any(request.params.record == "audit" for request in requests):
+            audits = [
+                record_rows(verified, capture, b) if request.params.record == "audit" else None
+                for b, request in enumerate(requests)
+            ]
+        return Captured(verified, capture, *self._top(verified), audits)
 
     @staticmethod
     def _top(verified: Verified) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:

@@ -51,7 +51,7 @@ def make_rollout(request: Request, tokenizer: Any) -> Rollout:
     """The rollout of a request that ended; an aborted one hands out no token and no partial record."""
     params = request.params
     chunks = request.chunks if request.error is None else []
-    whole = join(chunks, masks=params.return_sampling_mask, top=params.top_logprobs)
+    whole = join(chunks, masks=params.return_sampling_mask, top=params.top_logprobs, audit=params.record == "audit")
     kept = request.error is None
     text = request.scanner.cut_text if kept else ""
     if text is None:
@@ -71,6 +71,7 @@ def make_rollout(request: Request, tokenizer: Any) -> Rollout:
         sample_index=request.sample_index,
         params_index=request.params_index,
         error=request.error,
+        audit=whole.audit if kept else None,
     )
 
 

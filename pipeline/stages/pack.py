@@ -35,6 +35,7 @@ class Pack:
             mask_sizes = np.diff(offsets)
             mask_ids = capture.token_ids[offsets[0] : offsets[-1]].copy()
             mask_logprobs = capture.logprobs[offsets[0] : offsets[-1]].copy()
+        audit = None if captured.audits is None else captured.audits[b]
         most = request.params.top_logprobs
         if most:
             assert captured.top_start is not None
@@ -50,6 +51,7 @@ class Pack:
             mask_logprobs,
             top_ids,
             top_values,
+            None if audit is None else audit.cut(length),
         )
 
     @staticmethod

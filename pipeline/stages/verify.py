@@ -10,7 +10,7 @@ from pipeline.request import Request
 from pipeline.state import State
 
 WORKING_SUPPORT = 1024
-"""Support entries kept a row where nobody asked for masks; wider rows are walked again by the draw."""
+"""Support entries kept a row where nobody records supports; wider rows are walked again by the draw."""
 
 
 class Verify:
@@ -27,7 +27,7 @@ class Verify:
         proposal, logits = adjusted.proposal, adjusted.logits
         requests = proposal.requests
         batch, width, vocabulary = logits.shape
-        masked = any(request.params.return_sampling_mask for request in requests)
+        recorded = any(request.params.keeps_supports for request in requests)
 
         def a_row(values: list[float], dtype: type) -> np.ndarray:
             return np.repeat(np.array(values, dtype=dtype), width)
@@ -40,7 +40,7 @@ class Verify:
             a_row([p.top_p for p in params], np.float32),
             a_row([p.min_p for p in params], np.float32),
             filter_order=state.options.filter_order,
-            capacity=min(vocabulary, state.options.max_support if masked else WORKING_SUPPORT),
+            capacity=min(vocabulary, state.options.max_support if recorded else WORKING_SUPPORT),
         )
         verdict = gpu.verify_chain(
             logits,
