@@ -100,9 +100,14 @@ def test_the_rules_are_verify_chains(case, seed):
     rows, batch, width, drafts, num_drafts, _, proposal_probs = case
     size = rows.logits.shape[1]
     support = gpu.select_support(*rows.filter_arguments(), capacity=size)
+    assert_agreement(rows.logits.reshape(batch, width, size), support, drafts, num_drafts, proposal_probs, seed)
+
+
+def assert_agreement(logits, support, drafts, num_drafts, proposal_probs, seed):
+    """What `verify_chain` makes of a block, recorded and audited; the tokens of every request."""
+    batch, width, size = logits.shape
     seeds, starts = np.full(batch, seed, np.uint64), np.zeros(batch, np.int64)
     coins = [gpu.uniforms(seeds, starts, width, purpose) for purpose in (gpu.ACCEPT, gpu.DRAW)]
-    logits = rows.logits.reshape(batch, width, size)
     verdict = gpu.verify_chain(logits, support, drafts, num_drafts, *coins, proposal_probs)
     capture = gpu.capture_masks(logits, support, verdict, np.ones(batch, bool), size)
     requests = [a_request(seed) for _ in range(batch)]
@@ -117,6 +122,31 @@ def test_the_rules_are_verify_chains(case, seed):
         report = audit(replace(rollout, sampling_mask=mask))
         assert report.ok, report
         assert report.num_tokens == n
+    return verdict.tokens
+
+
+def test_nothing_left_draws_from_the_policy():
+    """A proposal above the policy everywhere leaves no residual; only rounding can do that to a real one."""
+    logits, drafts, num_drafts = np.zeros((1, 2, 2), np.float32), np.zeros((1, 1), np.int32), np.ones(1, np.int32)
+    law = np.full((1, 1, 2), 0.9, np.float32)
+    settings = np.ones(2, np.float32), np.zeros(2, np.int32), np.ones(2, np.float32)
+    support = gpu.select_support(logits[0], *settings, capacity=2)
+    first = [int(assert_agreement(logits, support, drafts, num_drafts, law, seed)[0, 0]) for seed in range(40)]
+    assert set(first) == {0, 1}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_walk_takes_the_first_id_above_the_threshold(seed):
+    """Four tokens of weight 1: the coin's quarter is the token's place."""
+    coin = float(gpu.uniforms(np.array([seed], np.uint64), np.zeros(1, np.int64), 1, gpu.DRAW)[0, 0])
+    values = {name: np.zeros(1, dtype) for name, dtype in DTYPES.items()}
+    values |= {"draft_tokens": np.full(1, -1, np.int32), "draft_probs": np.full(1, np.nan, np.float32)}
+    values |= {"token_ids": np.array([2, 3, 7, 9], np.int32), "weights": np.ones(4, np.int64)}
+    values |= {"offsets": np.array([0, 4]), "proposal_offsets": np.zeros(2, np.int64), "totals": np.array([4])}
+    values["proposal_probs"] = np.empty(0, np.float32)
+    token = values["token_ids"][int(4 * coin)]
+    rollout = a_rollout(np.array([token]), np.log(np.full(1, 0.25, np.float32)), 0, seed, AuditRecord(**values))
+    assert audit(rollout).ok
 
 
 def a_request(seed):
@@ -414,7 +444,8 @@ def test_what_it_refuses():
     with pytest.raises(InvalidRequest, match="expected no change while 2 mask requests are queued"):
         pipe.set_accept_thresholds(0.9)
     tight = a_pipe("bad draft", max_support=4)
-    failed = tight.generate(PROMPTS[:1], replace(SAMPLED, n=1, top_k=20))[0]
+    with pytest.warns(UserWarning, match="OVERFLOW"):
+        failed = tight.generate(PROMPTS[:1], replace(SAMPLED, n=1, top_k=20))[0]
     assert failed.error.startswith("OVERFLOW: support=")
     for rollout in (failed, a_pipe("ordinary").generate(PROMPTS[:1], replace(SAMPLED, record=None))[0]):
         with pytest.raises(InvalidRequest, match="audit=None, expected the record of a finished rollout"):
