@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import gpu
-from pipeline.audit_record import RAGGED, AuditRecord
+from pipeline.audit_record import DTYPES, RAGGED, AuditRecord
 from pipeline.errors import InvalidRequest
 from pipeline.rollout import Rollout
 
@@ -129,7 +129,7 @@ def _check_lengths(rollout: Rollout, record: AuditRecord) -> None:
     for name, held in (("logprobs", rollout.logprobs), ("sampling_mask", rollout.sampling_mask)):
         if held is not None and len(held) != n:
             raise _Found(min(len(held), n), name, f"{n} rows", f"{len(held)} rows")
-    arrays = {name: getattr(record, name) for name in AuditRecord.__dataclass_fields__}
+    arrays = {name: getattr(record, name) for name in DTYPES}
     ragged = {name for names in RAGGED.values() for name in names}
     for name, array in arrays.items():
         if name not in ragged:

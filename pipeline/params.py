@@ -17,6 +17,9 @@ from pipeline.errors import InvalidRequest
 MAX_SAMPLES = 1 << 20
 """The most samples of one prompt."""
 
+NO_TEXT_FORM = ("logits_processors", "grammar")
+"""Parameters that a command line or a JSON file can't give."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:

@@ -1,0 +1,86 @@
+"""What came of a run, in figures, from rollouts one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.rollout import Rollout
+
+
+@dataclass
+class Summary:
+    """Sums over rollouts; it holds none of them.
+
+    Attributes:
+        num_rollouts: All, those that failed included.
+        num_tokens: Output tokens.
+        num_decoded: Output tokens that came from a round after the prefill.
+        num_rounds: Those rounds.
+        support_sizes: How often a support had so many tokens, by size.
+        failures: How many rollouts ended for a reason, by reason; `examples` has the first names of each.
+    """
+
+    num_rollouts: int = 0
+    num_tokens: int = 0
+    num_decoded: int = 0
+    num_rounds: int = 0
+    support_sizes: Counter[int] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, rollouts: Iterable[Rollout], name: str) -> None:
+        """Count the rollouts of a prompt; `name` is the prompt's, for a reader."""
+        for rollout in rollouts:
+            self.num_rollouts += 1
+            if rollout.error is not None:
+                self.failures[rollout.error] += 1
+                names = self.examples.setdefault(rollout.error, [])
+                if name not in names and len(names) < 5:
+                    names.append(name)
+                continue
+            self.num_tokens += len(rollout.token_ids)
+            self.num_decoded += len(rollout.token_ids) - 1
+            self.num_rounds += rollout.num_rounds - 1
+            if rollout.sampling_mask is not None:
+                self.support_sizes.update(rollout.sampling_mask.sizes.tolist())
+
+    @property
+    def num_failed(self) -> int:
+        """Rollouts that were refused or aborted."""
+        return sum(self.failures.values())
+
+    @property
+    def tokens_a_round(self) -> float:
+        """Tokens committed a round, bonus included, the prefill's first token left out; NaN without a round."""
+        return self.num_decoded / self.num_rounds if self.num_rounds else float("nan")
+
+    def support_quantiles(self, *fractions: float) -> list[int]:
+        """The smallest size that so large a part of the supports doesn't exceed, for each fraction in (0, 1]."""
+        sizes = np.array(sorted(self.support_sizes), np.int64)
+        reached = np.cumsum([self.support_sizes[size] for size in sizes.tolist()])
+        return [int(sizes[np.searchsorted(reached, fraction * reached[-1])]) for fraction in fractions]
+
+    def lines(self, seconds: float) -> list[str]:
+        """The figures for a reader, a line each."""
+        rate = self.num_tokens / seconds if seconds > 0 else float("nan")
+        text = [
+            f"requests        {self.num_rollouts}, of which {self.num_rollouts - self.num_failed} done and "
+            f"{self.num_failed} refused or aborted",
+            f"tokens          {self.num_tokens} in {seconds:.1f} s, {rate:.1f} tokens/s",
+        ]
+        if self.num_rounds:
+            text.append(f"tokens a round  {self.tokens_a_round:.2f}")
+        if self.support_sizes:
+            total = sum(self.support_sizes.values())
+            mean = sum(size * count for size, count in self.support_sizes.items()) / total
+            half, most, largest = self.support_quantiles(0.5, 0.99, 1.0)
+            text.append(f"support sizes   mean {mean:.1f}, p50 {half}, p99 {most}, max {largest}")
+        for reason, count in self.failures.most_common():
+            names = ", ".join(self.examples[reason])
+            more = ", ..." if count > len(self.examples[reason]) else ""
+            text.append(f"failed          {count} ({names}{more}): {reason}")
+        return text
