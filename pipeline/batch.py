@@ -30,7 +30,12 @@ def run(pipe: SpeculativePipeline, lines: Sequence[PromptLine]) -> Iterator[tupl
     Requests are queued a batch ahead, so slots are refilled while a long output runs on. A rollout's `prompt_index` is
     the line's place in `lines`, its `prompt_id` the line's id; `params_index` is 0. A refused request comes out with
     `error` set. Ending the iteration early takes what is open out of the pipeline.
+
+    Raises:
+        InvalidRequest: The pipeline has other work.
     """
+    if pipe.has_work:
+        raise InvalidRequest("pipe.has_work=True, expected an idle pipeline: finish what was submitted first")
     left = iter(enumerate(lines))
     following = next(left, None)
     running: dict[int, _Open] = {}

@@ -10,6 +10,9 @@ import numpy as np
 
 from pipeline.rollout import Rollout
 
+MOST_NAMES = 5
+"""Prompts that the summary names beside a reason."""
+
 
 @dataclass
 class Summary:
@@ -21,7 +24,7 @@ class Summary:
         num_decoded: Output tokens that came from a round after the prefill.
         num_rounds: Those rounds.
         support_sizes: How often a support had so many tokens, by size.
-        failures: How many rollouts ended for a reason, by reason; `examples` has the first names of each.
+        failures: How many rollouts failed, by reason; `examples` has the first names of their prompts.
     """
 
     num_rollouts: int = 0
@@ -39,7 +42,7 @@ class Summary:
             if rollout.error is not None:
                 self.failures[rollout.error] += 1
                 names = self.examples.setdefault(rollout.error, [])
-                if name not in names and len(names) < 5:
+                if name not in names and len(names) <= MOST_NAMES:
                     names.append(name)
                 continue
             self.num_tokens += len(rollout.token_ids)
@@ -80,7 +83,7 @@ class Summary:
             half, most, largest = self.support_quantiles(0.5, 0.99, 1.0)
             text.append(f"support sizes   mean {mean:.1f}, p50 {half}, p99 {most}, max {largest}")
         for reason, count in self.failures.most_common():
-            names = ", ".join(self.examples[reason])
-            more = ", ..." if count > len(self.examples[reason]) else ""
-            text.append(f"failed          {count} ({names}{more}): {reason}")
+            names = self.examples[reason]
+            shown = ", ".join(names[:MOST_NAMES] + ["..."] * (len(names) > MOST_NAMES))
+            text.append(f"failed          {count} ({shown}): {reason}")
         return text

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import Rollouts, SamplingParams, command
+from pipeline import Rollout, Rollouts, SamplingParams, command
 from pipeline.arguments import field_help, given
 from pipeline.audit import audit
 from pipeline.batch import run
@@ -315,6 +315,14 @@ def test_ending_the_iteration_empties_the_pipeline():
     assert not pipe.has_work
 
 
+def test_a_busy_pipeline_is_left_alone():
+    pipe = pipes.pipe(False)
+    pipe.submit([1], SamplingParams(max_new_tokens=2))
+    with pytest.raises(ValueError, match="has_work=True, expected an idle pipeline"):
+        next(run(pipe, [PromptLine(1, [1], SamplingParams())]))
+    assert len(list(pipe.stream())) == 1
+
+
 def test_the_summary_counts():
     mask_params = SamplingParams(top_k=20, return_sampling_mask=True, max_new_tokens=8, ignore_eos=True, n=4, seed=1)
     rollouts = pipes.pipe().generate([[1, 2], [3]], mask_params)
@@ -329,6 +337,10 @@ def test_the_summary_counts():
     rounds = sum(r.num_rounds - 1 for r in rollouts)
     assert summary.tokens_a_round == (64 - 8) / rounds
     assert np.isnan(Summary().tokens_a_round)
+    for name in "abcdefg":
+        summary.add(Rollout.refused("too long", 0, 2, 0), name)
+    assert summary.num_failed == 14
+    assert summary.lines(1.0)[-1] == "failed          14 (a, b, c, d, e, ...): too long"
     assert Summary().lines(2.0) == [
         "requests        0, of which 0 done and 0 refused or aborted",
         "tokens          0 in 2.0 s, 0.0 tokens/s",
