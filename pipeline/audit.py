@@ -276,7 +276,9 @@ class _Token:
         if not np.array_equal(mask[i], self.ids):
             raise _Found(i, "sampling mask", self.ids.tolist()[:16], mask[i].tolist()[:16])
         if mask.mode == "support":
-            self._check_logprobs("mask logprob", np.arange(self.ids.size), mask.row_logprobs(i))
+            logprobs = mask.row_logprobs(i)
+            _same(i, "mask logprob", f"{self.ids.size} entries", f"{logprobs.size} entries")
+            self._check_logprobs("mask logprob", np.arange(self.ids.size), logprobs)
 
     def _check_logprobs(self, what: str, places: np.ndarray, logprobs: np.ndarray) -> None:
         """A weight is the integer part of the true one, so a small one leaves an interval."""

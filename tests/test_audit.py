@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gpu
@@ -293,6 +293,32 @@ def test_other_records_of_the_rollout_are_held_against_it():
     assert audit(replace(rollout, num_accepted=accepted)).disagreement.what == "num_accepted"
     assert audit(replace(rollout, num_rounds=rollout.num_rounds + 1)).disagreement.what == "num_rounds"
     assert "token 5: logprob=" in str(audit(replace(rollout, logprobs=logprobs)))
+
+
+EXTREMES = (0, 1, -1, 2, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63), np.nan, np.inf, -np.inf, 0.5)
+
+
+@fuzz
+@given(data=st.data(), path=st.sampled_from(["good draft", "sampled draft"]))
+def test_any_change_is_reported_not_raised(recorded, data, path):
+    rollout = recorded[path]
+    name = data.draw(st.sampled_from([*DTYPES, "of the rollout: token_ids"]))
+    array = rollout.token_ids if name not in DTYPES else getattr(rollout.audit, name)
+    assume(array.size)
+    i = data.draw(st.integers(0, array.size - 1))
+    new = array.copy()
+    with np.errstate(all="ignore"):
+        new[i] = np.array(data.draw(st.sampled_from(EXTREMES)), object).astype(np.float64).astype(array.dtype)
+    if name in DTYPES:
+        report = audit(replace(rollout, audit=replace(rollout.audit, **{name: new})))
+    else:
+        report = audit(replace(rollout, token_ids=new))
+    assert 0 <= report.num_tokens <= len(rollout.token_ids)
+    if np.array_equal(new, array, equal_nan=array.dtype.kind == "f"):
+        assert report.ok
+    elif name not in ("token_ids", "draft_tokens", "draft_probs", "proposal_probs"):
+        # No decision may depend on one of those: a draft outside the support is refused whatever its probability.
+        assert not report.ok
 
 
 # --- what was done wrong --------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """``python -m pipeline generate``, in this process and once as its own."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given as given_any
+from hypothesis import strategies as st
 
-from pipeline import Rollout, Rollouts, SamplingParams, command
+from pipeline import InvalidRequest, Rollout, Rollouts, SamplingParams, command
 from pipeline.arguments import field_help, given
 from pipeline.audit import audit
 from pipeline.batch import run
@@ -18,6 +21,7 @@ from pipeline.prompt_file import PromptLine, read_prompts
 from pipeline.state import Options
 from pipeline.summary import Summary
 from tests import pipes
+from tests.strategies import fuzz
 from tests.test_rollouts import same
 
 ROOT = Path(__file__).parent.parent
@@ -197,6 +201,30 @@ def test_all_bad_lines_are_named(tmp_path):
     path = write(tmp_path / "bad.jsonl", ['{"prompt": 1}'] * 25)
     with pytest.raises(ValueError, match=r"line 20:.*\nand 5 more bad lines$"):
         read_prompts(path, SamplingParams())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("-inf"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.just("3"), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@fuzz
+@given_any(
+    key=st.sampled_from([*(one.name for one in fields(SamplingParams)), "id", "prompt", "params", "messages", "other"]),
+    value=json_values,
+)
+def test_whatever_a_line_holds_it_is_taken_or_refused(tmp_path_factory, key, value):
+    line = {"prompt": "x"}
+    if key in SamplingParams.__dataclass_fields__:
+        line["params"] = {key: value}
+    else:
+        line[key] = value
+    path = write(tmp_path_factory.getbasetemp() / "any.jsonl", [line])
+    with contextlib.suppress(InvalidRequest):
+        (found,) = read_prompts(path, SamplingParams())
+        assert isinstance(found, PromptLine)
 
 
 @pytest.mark.parametrize(
