@@ -1,4 +1,4 @@
-"""Kernels of the sampler, on NumPy arrays or on CuPy arrays: filter, verification, capture, penalties, random numbers.
+"""Kernels of the sampler, on NumPy or CuPy arrays: filter, verification, capture, penalties, random numbers, replay.
 
 adjust_logits    penalties and bias, each row on its own prefix
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
@@ -7,12 +7,15 @@ capture_masks    the supports of what was committed, packed; verify_and_capture 
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
 top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position
+support_log_softmax, support_log_softmax_backward
+                 a trainer's logits over recorded supports, and their gradient
 """
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks, verify_and_capture
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
+from gpu.replay import support_log_softmax, support_log_softmax_backward
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
 from gpu.top_tokens import top_logprobs
@@ -41,6 +44,8 @@ __all__ = [
     "philox_4x32",
     "sample_seeds",
     "select_support",
+    "support_log_softmax",
+    "support_log_softmax_backward",
     "top_logprobs",
     "uniforms",
     "verify_and_capture",

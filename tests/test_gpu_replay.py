@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu.replay import support_log_softmax, support_log_softmax_backward
+from gpu import support_log_softmax, support_log_softmax_backward
 from gpu.replay.elements import bfloat16_bits, half_bits
 from tests import naive, naive_trainer
 from tests.strategies import DTYPES, LANDSCAPES, cast, fuzz, landscape

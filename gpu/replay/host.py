@@ -1,4 +1,4 @@
-"""The CPU twin of `gpu.replay`: rows in parallel, a row's support in order, all in float64."""
+"""Replay on the host: rows in parallel, a row's support in order, all in float64."""
 
 import math
 
@@ -64,7 +64,7 @@ def _backward(entries, grad_entries, token_ids, offsets, temperature, flat, star
 
 
 def support_log_softmax(logits, token_ids, offsets, temperature):
-    """See `gpu.replay.support_log_softmax`; NumPy arrays."""
+    """support_log_softmax of NumPy arrays."""
     flat, starts = flat_rows("logits", logits)
     token_ids, offsets, temperature = _check_supports(token_ids, offsets, temperature, *logits.shape)
     entries = np.empty(token_ids.size, np.float64)
@@ -73,7 +73,7 @@ def support_log_softmax(logits, token_ids, offsets, temperature):
 
 
 def support_log_softmax_backward(entries, grad_entries, token_ids, offsets, temperature, grad_logits):
-    """See `gpu.replay.support_log_softmax_backward`; NumPy arrays."""
+    """support_log_softmax_backward of NumPy arrays."""
     flat, starts = flat_rows("grad_logits", grad_logits)
     if not (grad_logits.flags.c_contiguous and grad_logits.flags.writeable):
         raise ValueError("grad_logits=a view, expected a C-contiguous array that can be written")

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from gpu import GREEDY_TEMPERATURE
-from gpu.replay import support_log_softmax, support_log_softmax_backward
+from gpu import GREEDY_TEMPERATURE, support_log_softmax, support_log_softmax_backward
 from pipeline.errors import InvalidRequest
 from pipeline.mask_checks import check_supports, join_masks, positions_of, rows_of
 from pipeline.replay.arguments import check_logits, temperatures
