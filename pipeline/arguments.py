@@ -14,7 +14,14 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type, *, title: str, without: Collection[str] = ()) -> None:
+def add_options(
+    parser: argparse.ArgumentParser,
+    cls: type,
+    *,
+    title: str,
+    without: Collection[str] = (),
+    readers: Mapping[str, tuple[str, Callable[[str], Any]]] = types.MappingProxyType({}),
+) -> None:
     """Give the parser an option for every field of a dataclass.
 
     A boolean gets ``--name`` and ``--no-name``; a sequence takes several values, and the option may be repeated; a
@@ -24,18 +31,25 @@ def add_options(parser: argparse.ArgumentParser, cls: type, *, title: str, witho
         cls: A dataclass whose fields all have defaults and are described under "Attributes:" in its docstring.
         title: Of the group in the help.
         without: Fields that have no text form.
+        readers: For fields of other types than these: what the help calls the text, and what reads it.
     """
     group = parser.add_argument_group(title)
     hints, helps = get_type_hints(cls), field_help(cls)
     for one in fields(cls):
-        if one.name not in without:
-            group.add_argument(
-                "--" + one.name.replace("_", "-"),
-                dest=one.name,
-                default=argparse.SUPPRESS,
-                help=_help(helps.get(one.name, ""), _default(one)),
-                **_kind(hints[one.name]),
-            )
+        if one.name in readers:
+            name, read = readers[one.name]
+            kind = {"type": _or_none(read), "metavar": name}
+        elif one.name not in without:
+            kind = _kind(hints[one.name])
+        else:
+            continue
+        group.add_argument(
+            "--" + one.name.replace("_", "-"),
+            dest=one.name,
+            default=argparse.SUPPRESS,
+            help=_help(helps.get(one.name, ""), _default(one)),
+            **kind,
+        )
 
 
 def given(options: argparse.Namespace, cls: type) -> dict[str, Any]:

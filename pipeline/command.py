@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from pipeline.arguments import add_options, given
 from pipeline.batch import ShardWriter, new_folder, run
+from pipeline.lengths import ConfidenceThreshold
 from pipeline.params import NO_TEXT_FORM, SamplingParams
 from pipeline.pipeline import SpeculativePipeline
 from pipeline.prompt_file import PromptLine, read_prompts
@@ -84,9 +85,17 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="show a bar (default: if stderr is a terminal)"
     )
-    add_options(command, Options, title="pipeline")
+    add_options(command, Options, title="pipeline", readers={"draft_lengths": ("THRESHOLD", _threshold)})
     add_options(command, SamplingParams, title="sampling", without=NO_TEXT_FORM)
     return parser
+
+
+def _threshold(text: str) -> ConfidenceThreshold:
+    """The one rule for lengths that a number gives."""
+    try:
+        return ConfidenceThreshold(float(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def prepare(options: argparse.Namespace) -> tuple[SpeculativePipeline, list[PromptLine], ShardWriter]:

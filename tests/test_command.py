@@ -16,6 +16,7 @@ from pipeline import InvalidRequest, Rollout, Rollouts, SamplingParams, command
 from pipeline.arguments import field_help, given
 from pipeline.audit import audit
 from pipeline.batch import run
+from pipeline.lengths import ConfidenceThreshold
 from pipeline.params import NO_TEXT_FORM
 from pipeline.prompt_file import PromptLine, read_prompts
 from pipeline.state import Options
@@ -259,7 +260,17 @@ def test_models_that_do_not_load(tmp_path, capsys, monkeypatch, more, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("bad", [["--top-k", "many"], ["--sampling-logprobs", "all"], ["--nonsense"], ["--top", "3"]])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["--top-k", "many"],
+        ["--sampling-logprobs", "all"],
+        ["--draft-lengths", "1.5"],
+        ["--draft-lengths", "fast"],
+        ["--nonsense"],
+        ["--top", "3"],
+    ],
+)
 def test_what_argparse_refuses(tmp_path, capsys, bad):
     with pytest.raises(SystemExit) as end:
         command.main([*arguments(tmp_path)[0], *bad])
@@ -295,7 +306,7 @@ def test_the_options_read_every_type():
     options = parsed(
         "--temperature 0.5 --top-k 7 --logit-bias 5=-inf 9=1.5 --logit-bias 3=-2 --stop a --stop b c",
         "--stop-token-ids 4 5 --ignore-eos --no-return-logprobs --record audit --seed 18446744073709551615",
-        "--presence-penalty -0.5 --allow-unbounded-support --filter-order joint",
+        "--presence-penalty -0.5 --allow-unbounded-support --filter-order joint --proposal sample --draft-lengths 0.25",
     )
     assert SamplingParams(**given(options, SamplingParams)) == SamplingParams(
         temperature=0.5,
@@ -309,7 +320,13 @@ def test_the_options_read_every_type():
         seed=2**64 - 1,
         presence_penalty=-0.5,
     )
-    assert Options(**given(options, Options)) == Options(allow_unbounded_support=True, filter_order="joint")
+    assert Options(**given(options, Options)) == Options(
+        allow_unbounded_support=True,
+        filter_order="joint",
+        proposal="sample",
+        draft_lengths=ConfidenceThreshold(0.25),
+    )
+    assert given(parsed("--draft-lengths none"), Options) == {"draft_lengths": None}
     assert given(parsed(), SamplingParams) == given(parsed(), Options) == {}
     assert given(parsed("--top-k none --record none"), SamplingParams) == {"top_k": None, "record": None}
 
