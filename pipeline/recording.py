@@ -34,9 +34,10 @@ def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord
     draft_probs = np.where(tested, 1.0, np.nan).astype(np.float32)
     laws: list[np.ndarray] = [np.empty(0, np.float32)] * index.size
     if proposal.draft_probs is not None:
-        draft_probs[tested] = proposal.draft_probs[b, index[tested], drafts[tested]]
         supports = np.split(token_ids, np.cumsum(sizes)[:-1])
-        laws = [proposal.draft_probs[b, i, supports[i]] if tested[i] else laws[i] for i in index]
+        for i in index[tested]:
+            draft_probs[i] = proposal.probs_of(b, i, drafts[i : i + 1])[0]
+            laws[i] = proposal.probs_of(b, i, supports[i])
     weights = [support.weights[row, :size].astype(np.int64) for row, size in zip(block_rows, sizes, strict=True)]
     return AuditRecord(
         rounds=np.full(index.size, len(request.num_accepted), np.int32),

@@ -46,6 +46,17 @@ class Proposal:
     draft_probs: np.ndarray | None = None
     draft_ids: np.ndarray | None = None
 
+    def probs_of(self, b: int, i: int, token_ids: np.ndarray) -> np.ndarray:
+        """The probabilities of `token_ids` in the law that draft i of request b was drawn from, float32."""
+        assert self.draft_probs is not None
+        law = self.draft_probs[b, i]
+        if self.draft_ids is None:
+            return law[token_ids]
+        ids = self.draft_ids[b, i]
+        whole = np.zeros(1 + max(int(ids.max()), int(token_ids.max(initial=0))), dtype=np.float32)
+        whole[ids] = law
+        return whole[token_ids]
+
     def dense_probs(self, vocabulary: int) -> np.ndarray | None:
         """draft_probs over the whole vocabulary, float32 [B, W - 1, vocabulary], or None."""
         if self.draft_probs is None or self.draft_ids is None:

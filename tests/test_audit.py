@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gpu
-from pipeline import InvalidRequest, Rollout, Rollouts, SamplingMask, SamplingParams
+from pipeline import ConfidenceThreshold, InvalidRequest, Rollout, Rollouts, SamplingMask, SamplingParams
 from pipeline.audit import audit
 from pipeline.audit_record import DTYPES, AuditRecord
 from pipeline.recording import record_rows
@@ -33,6 +33,14 @@ POLICIES = {
     "selected": replace(SAMPLED, return_sampling_mask=True, return_logprobs=False),
 }
 PATHS = ("ordinary", "bad draft", "good draft", "sampled draft")
+# Kinds of drafts that draw, with the options that make them.
+DRAWN = {
+    "dflash": {"proposal": "sample"},
+    "dflash2": {},
+    "dspark vanilla": {},
+    "dspark rnn": {"draft_lengths": ConfidenceThreshold(0.4)},
+    "speculators dspark": {},
+}
 
 
 class SampledDrafts:
@@ -90,6 +98,37 @@ def test_small_vocabularies_accept_and_replace(path, order):
     rollouts = a_pipe(path, 10, max_batch=16, max_length=16, filter_order=order).generate([PROMPTS[0]], params)
     assert all(audit(rollout).ok for rollout in rollouts)
     tested = np.concatenate([r.audit.accepted[r.audit.draft_tokens >= 0] for r in rollouts])
+    assert 0 < tested.mean() < 1
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_it_agrees_with_every_drawn_draft(kind, tmp_path):
+    """Laws over the whole vocabulary, over candidates, over a part of it, and the one-hot of a greedy neighbour."""
+    pipe = pipes.pipe_of_kind(kind, 10, 3, max_batch=16, max_length=16, **DRAWN[kind])
+    laws = {}
+
+    def see(proposal):
+        dense = proposal.dense_probs(10)
+        for b, request in enumerate(proposal.requests):
+            for i in range(proposal.num_drafts[b]):
+                laws[request.prompt.index, request.sample_index, request.num_generated + i] = dense[b, i]
+
+    pipe.observe("draft", see)
+    params = replace(SAMPLED, top_k=6, n=7, max_new_tokens=9, return_sampling_mask=True, sampling_logprobs="support")
+    greedy = replace(params, temperature=0, n=1)
+    rollouts = pipe.generate([PROMPTS[0], [2]], [params, greedy])
+    for rollout in Rollouts.from_parquet(rollouts.to_parquet(tmp_path / "drawn.parquet")):
+        report = audit(rollout)
+        assert report.ok, report
+        assert report.num_tokens == 9
+        record = rollout.audit
+        for i in np.flatnonzero(record.draft_tokens >= 0):
+            law = laws[rollout.prompt_index, rollout.sample_index, int(i)]
+            ids = record.token_ids[record.offsets[i] : record.offsets[i + 1]]
+            held = record.proposal_probs[record.proposal_offsets[i] : record.proposal_offsets[i + 1]]
+            assert held.tolist() == law[ids].tolist()
+            assert record.draft_probs[i] == law[record.draft_tokens[i]] > 0
+    tested = np.concatenate([r.audit.accepted[r.audit.draft_tokens >= 0] for r in rollouts[:-1]])
     assert 0 < tested.mean() < 1
 
 
@@ -261,6 +300,27 @@ def test_a_changed_proposal_is_found(recorded):
     assert (found.position, found.what) == (i, "draft probability")
     found = audit(changed(rollout, "proposal_probs", place, lambda x: np.nan)).disagreement
     assert (found.position, found.what) == (i, "proposal")
+
+
+@pytest.mark.parametrize("kind", ["dflash2", "dspark vanilla"])
+def test_a_changed_probability_of_a_drawn_draft_is_found(kind):
+    params = replace(SAMPLED, top_k=6, n=8, max_new_tokens=9)
+    rollouts = pipes.pipe_of_kind(kind, 10, 3, max_batch=16, max_length=16).generate([PROMPTS[0]], params)
+    changes = 0
+    for rollout in rollouts:
+        record = rollout.audit
+        for i in np.flatnonzero(record.accepted):
+            ids = record.token_ids[record.offsets[i] : record.offsets[i + 1]]
+            place = int(record.proposal_offsets[i] + np.flatnonzero(ids == record.draft_tokens[i])[0])
+            alone = changed(rollout, "draft_probs", i, lambda x: x * 1.001)
+            found = audit(alone).disagreement
+            assert (found.position, found.what) == (i, "draft probability")
+            # In both places, but then the coin would have refused the draft.
+            both = changed(changed(rollout, "draft_probs", i, lambda x: 1e9), "proposal_probs", place, lambda x: 1e9)
+            found = audit(both).disagreement
+            assert (found.position, found.what, found.expected) == (i, "accepted", False)
+            changes += 1
+    assert changes > 5
 
 
 @pytest.mark.parametrize("name", DTYPES)
