@@ -42,6 +42,4 @@ def cells_of(path):
 
 
 def test_they_are_numbered():
-    numbers = [path.stem.split("_")[0] for path in NOTEBOOKS]
-    assert len(set(numbers)) == len(numbers)
-    assert all(len(number) == 2 and number.isdigit() for number in numbers)
+    assert [path.stem[:3] for path in NOTEBOOKS] == [f"{i:02d}_" for i in range(1, len(NOTEBOOKS) + 1)]
