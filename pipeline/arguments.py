@@ -36,13 +36,10 @@ def add_options(
     group = parser.add_argument_group(title)
     hints, helps = get_type_hints(cls), field_help(cls)
     for one in fields(cls):
-        if one.name in readers:
-            name, read = readers[one.name]
-            kind = {"type": _or_none(read), "metavar": name}
-        elif one.name not in without:
-            kind = _kind(hints[one.name])
-        else:
+        if one.name in without:
             continue
+        metavar, read = readers.get(one.name, (None, None))
+        kind = _kind(hints[one.name]) if read is None else {"type": _or_none(read), "metavar": metavar}
         group.add_argument(
             "--" + one.name.replace("_", "-"),
             dest=one.name,

@@ -1,4 +1,4 @@
-"""The one exception that a request can raise."""
+"""The one exception that a request can raise, and what its messages show."""
 
 
 class InvalidRequest(ValueError):
@@ -6,3 +6,9 @@ class InvalidRequest(ValueError):
 
     The message has the form ``name=value, expected ...`` and says what to do.
     """
+
+
+def short(value: object) -> str:
+    """What a message shows of a value that may be long: its repr, cut at 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InvalidRequest
+from pipeline.errors import InvalidRequest, short
 from pipeline.params import NO_TEXT_FORM, SamplingParams
 from pipeline.prompts import Prompted
 
@@ -77,12 +77,12 @@ def _line(number: int, content: bytes, params: SamplingParams) -> PromptLine:
     try:
         held = json.loads(content)
     except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
-        raise InvalidRequest(f"{_short(content)}, expected a JSON object: {error}") from None
+        raise InvalidRequest(f"{short(content)}, expected a JSON object: {error}") from None
     if not isinstance(held, dict):
-        raise InvalidRequest(f"{_short(held)}, expected a JSON object")
+        raise InvalidRequest(f"{short(held)}, expected a JSON object")
     for name in held:
         if name not in (*KINDS, "params", "id"):
-            raise InvalidRequest(f"{name}={_short(held[name])}, expected one of {', '.join(KINDS)}, params, id")
+            raise InvalidRequest(f"{name}={short(held[name])}, expected one of {', '.join(KINDS)}, params, id")
     kinds = [kind for kind in KINDS if kind in held]
     if len(kinds) != 1:
         raise InvalidRequest(f"{' and '.join(kinds) or 'no prompt'}, expected exactly one of {', '.join(KINDS)}")
@@ -99,7 +99,7 @@ def _prompt(kind: str, value: Any) -> Prompted:
         good = _is_list(value) and all(type(token) is int and 0 <= token < 2**31 for token in value)
         expected = "a list of token ids"
     if not good:
-        raise InvalidRequest(f"{kind}={_short(value)}, expected {expected}")
+        raise InvalidRequest(f"{kind}={short(value)}, expected {expected}")
     return value
 
 
@@ -107,11 +107,11 @@ def _params(own: Any, params: SamplingParams) -> SamplingParams:
     if own is None:
         return params
     if not isinstance(own, dict):
-        raise InvalidRequest(f"params={_short(own)}, expected an object of sampling parameters")
+        raise InvalidRequest(f"params={short(own)}, expected an object of sampling parameters")
     allowed = [one.name for one in fields(SamplingParams) if one.name not in NO_TEXT_FORM]
     for name in own:
         if name not in allowed:
-            raise InvalidRequest(f"params.{name}={_short(own[name])}, expected one of {', '.join(allowed)}")
+            raise InvalidRequest(f"params.{name}={short(own[name])}, expected one of {', '.join(allowed)}")
     if isinstance(own.get("logit_bias"), Mapping):
         own = own | {"logit_bias": _bias(own["logit_bias"])}
     return replace(params, **own)
@@ -122,7 +122,7 @@ def _bias(bias: Mapping[str, Any]) -> dict[Any, Any]:
     try:
         return {int(token): float(value) if value == "-inf" else value for token, value in bias.items()}
     except ValueError:
-        raise InvalidRequest(f"params.logit_bias={_short(bias)}, expected token ids as keys") from None
+        raise InvalidRequest(f"params.logit_bias={short(bias)}, expected token ids as keys") from None
 
 
 def _id(held: Mapping[str, Any]) -> str | None:
@@ -130,7 +130,7 @@ def _id(held: Mapping[str, Any]) -> str | None:
     if value is None:
         return None
     if type(value) not in (str, int):
-        raise InvalidRequest(f"id={_short(value)}, expected a string or an integer")
+        raise InvalidRequest(f"id={short(value)}, expected a string or an integer")
     try:
         str(value).encode()
     except UnicodeEncodeError:
@@ -140,8 +140,3 @@ def _id(held: Mapping[str, Any]) -> str | None:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

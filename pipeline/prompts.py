@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidRequest
+from pipeline.errors import InvalidRequest, short
 
 Prompted = str | Sequence[Mapping[str, Any]] | Sequence[int] | np.ndarray
 """A string (encoded as it is), a list of chat messages (rendered by the tokenizer's template), or token ids."""
@@ -27,21 +27,21 @@ def token_ids_of(prompt: Prompted, target: Any) -> np.ndarray:
         parts: list[Any] = list(prompt)
         if parts and all(isinstance(message, Mapping) for message in parts):
             if not all("role" in message for message in parts):
-                raise InvalidRequest(f"prompt={_short(prompt)}, expected a role in every chat message")
+                raise InvalidRequest(f"prompt={short(prompt)}, expected a role in every chat message")
             return _tokenized(prompt, target.render_chat, target)
         ids = [_token_id(token) for token in parts]
         if None not in ids:
             return np.array(ids, dtype=np.int32)
-    raise InvalidRequest(f"prompt={_short(prompt)}, expected a string, a list of chat messages or a list of token ids")
+    raise InvalidRequest(f"prompt={short(prompt)}, expected a string, a list of chat messages or a list of token ids")
 
 
 def _tokenized(prompt: Any, tokenize: Any, target: Any) -> np.ndarray:
     if target.tokenizer is None:
-        raise InvalidRequest(f"prompt={_short(prompt)}, expected token ids: the target has no tokenizer")
+        raise InvalidRequest(f"prompt={short(prompt)}, expected token ids: the target has no tokenizer")
     try:
         return np.array(tokenize(prompt), dtype=np.int32)
     except Exception as error:
-        raise InvalidRequest(f"prompt={_short(prompt)}, expected one that the tokenizer takes: {error}") from error
+        raise InvalidRequest(f"prompt={short(prompt)}, expected one that the tokenizer takes: {error}") from error
 
 
 def _token_id(token: Any) -> int | None:
@@ -55,8 +55,3 @@ def _token_id(token: Any) -> int | None:
     if not -(2**31) <= found < 2**31:
         raise InvalidRequest(f"prompt token={found}, expected a token id")
     return found
-
-
-def _short(prompt: Any) -> str:
-    text = repr(prompt)
-    return text if len(text) <= 80 else text[:77] + "..."
