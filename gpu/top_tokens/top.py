@@ -12,7 +12,10 @@ def top_logprobs(
 
     logits [R, V] or [B, W, V] with B*W = R, as given to select_support. rows int32 or int64 [N] in 0..R-1.
     Order: logit descending, token id ascending among equals. Padded with -1 and -inf where the support is
-    smaller; an INVALID row is all padding. ValueError for wrong shapes or ranges.
+    smaller; an INVALID row is all padding. out: the two arrays to write to. ValueError for wrong shapes or ranges.
+
+    On a device all arrays are CuPy's, k is at most 1024, the logits are the memory that select_support read, and the
+    values of `rows` aren't checked: one out of range gives padding.
     """
     if k < 1:
         raise ValueError(f"k={k}, expected at least 1")
