@@ -35,8 +35,12 @@ class Device:
 
         offset, memory = offset_of(array) % 16, memory_of(array)
         buffer = cupy.zeros(-(-(offset + memory.size) // 32) * 32, array.dtype)  # whole granules, as allocators give
-        buffer[offset : offset + memory.size].set(memory)
-        return cupy.ndarray(array.shape, array.dtype, buffer[offset:].data, array.strides)
+        flat = buffer[offset : offset + memory.size]
+        if memory.size:
+            flat.set(memory)
+        if array.flags.c_contiguous:
+            return flat.reshape(array.shape)
+        return cupy.ndarray(array.shape, array.dtype, flat.data, array.strides)
 
     def down(self, array):
         """A device array as NumPy's."""

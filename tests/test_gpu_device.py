@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 MAX_SUPPORT = 4096
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("batch", "width", "size"), [(32, 8, 151936), (8, 8, 248320), (40, 6, 262144), (1, 1, 248320)])
 def test_full_batches_are_the_host_twins(batch, width, size, dtype):
     round_ = make_round(batch + width, batch, width, size, dtype, num_poisoned=4 * (width > 1))
