@@ -148,14 +148,14 @@ def test_memory_is_used_again():
     assert_same(SIMULATED.to_host(again), HOST.select_support(second.rows, *second.parameters, capacity=8))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neighbours_in_memory_are_not_of_the_row(dtype):
+@pytest.mark.parametrize(("dtype", "capacity"), [("float32", 39), ("bfloat16", 1)])
+def test_neighbours_in_memory_are_not_of_the_row(dtype, capacity):
     """Larger logits lie on both sides, in the row's first and last granules; so does a NaN, of either sign."""
     wide = np.full((5, 50), 3, np.float32)
     wide[:, 5:44] = landscape("normal", 39, np.random.default_rng(37)) - 3
     wide[2, 5], wide[3, 43], wide[4, 4], wide[4, 44] = -np.nan, -np.nan, -np.nan, np.nan
     x = cast(wide, dtype)[:, 5:44]
-    parameters = np.ones(5, "f4"), np.array([0, 4, 0, 0, 0], "i4"), np.array([1, 0.9, 1, 1, 1], "f4")
-    support = Simulated(skew=3).select_support(x, *parameters, capacity=1)
+    parameters = np.ones(5, "f4"), np.zeros(5, "i4"), np.array([1, 0.9, 1, 1, 1], "f4")
+    support = Simulated(skew=3).select_support(x, *parameters, capacity=capacity)
     assert support.status.tolist() == [0, 0, INVALID, INVALID, 0]
     assert support.count[[0, 4]].tolist() == [39, 39]
