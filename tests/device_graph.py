@@ -5,6 +5,7 @@ def replay(call, change):
     """Run `call` once, capture it in a graph, run `change`, then the graph; all on one stream."""
     import cupy
 
+    cupy.cuda.Device().synchronize()  # the stream doesn't wait for what made the arrays
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         call()  # compiles and loads what a capture couldn't
