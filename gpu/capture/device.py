@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpu.arrays import Array
+from gpu.arrays import Array, on_device
 from gpu.capture.fused import MAX_WIDTH, fused_kernel
 from gpu.capture.kernel import capture_kernel
 from gpu.capture.record import Capture
@@ -41,7 +41,7 @@ def check_capture(out: Capture | None, batch: int, width: int, room: int) -> Cap
     """`out` if it fits, or a new one."""
     if out is None:
         return allocate(batch, width, room)
-    if out.counts.shape != (batch, width) or out.offsets.shape != (batch * width + 1,):
+    if out.counts.shape != (batch, width) or out.offsets.shape != (batch * width + 1,) or not on_device(out.counts):
         raise ValueError(f"out={out.counts.shape}, expected a Capture for {batch} requests of {width} rows")
     return out
 
@@ -53,6 +53,7 @@ def capture(
     rows = device_logits(logits, 3)
     batch, width = verdict.tokens.shape
     check_device("wanted", wanted, np.bool_, (batch,))
+    check_device("verdict.tokens", verdict.tokens, np.int32, (batch, width))
     if logits.shape[:2] != (batch, width):
         raise ValueError(f"logits={logits.shape}, expected ({batch}, {width}, V), as in verdict.tokens")
     check_support(support, batch * width)

@@ -7,7 +7,7 @@ from gpu.capture.packing import pack_masks
 from gpu.capture.record import Capture
 from gpu.checks import check_array
 from gpu.logit_rows import logit_rows
-from gpu.support import Support, check_support
+from gpu.support import Support, check_host_support, check_support
 from gpu.verification import Verdict
 
 
@@ -24,6 +24,7 @@ def capture(logits: np.ndarray, support: Support, verdict: Verdict, wanted: np.n
     rows = logit_rows(logits, 3)
     if logits.shape[:2] != (batch, width):
         raise ValueError(f"logits={logits.shape}, expected ({batch}, {width}, V), as in verdict.tokens")
+    check_host_support(support)
     check_support(support, batch * width)
     committed = wanted[:, None] & (np.arange(width) < verdict.num_committed[:, None])
     counts[committed] = support.count.reshape(batch, width)[committed]

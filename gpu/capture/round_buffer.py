@@ -69,7 +69,10 @@ class RoundBuffer:
         import cupy
 
         host, stream = self._hosts[slot], cupy.cuda.get_current_stream()
-        self._device.data.copy_to_host_async(host.ctypes.data, host.nbytes)
+        runtime = cupy.cuda.runtime  # which, unlike an array's own method, can be captured
+        runtime.memcpyAsync(
+            host.ctypes.data, self._device.data.ptr, host.nbytes, runtime.memcpyDeviceToHost, stream.ptr
+        )
         if not stream.is_capturing():
             self._events[slot].record(stream)
 

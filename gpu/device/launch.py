@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numba import cuda, types
-from numba.core.errors import NumbaPerformanceWarning
 
 from gpu.arrays import Array
 from gpu.device.instructions import SIMULATED
@@ -37,7 +36,7 @@ class Kernel:
 
     def _configure(self, grid: tuple[int, ...], stream: int) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NumbaPerformanceWarning)  # a small batch is a small grid
+            warnings.filterwarnings("ignore", "Grid size")  # a small batch is a small grid
             return self._compiled[grid, self.threads, _wrapped(stream) if stream else 0]
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:

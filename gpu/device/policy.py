@@ -19,7 +19,8 @@ SUPPORT_TYPES = (
 
 def support_arguments(support: Support) -> tuple[Any, ...]:
     """A support as the arguments of a kernel."""
-    assert support.walk is not None
+    if support.walk is None:
+        raise ValueError("support=host arrays, expected a Support that select_support made of these CuPy logits")
     return (
         pointer(support.status), pointer(support.maximum), pointer(support.cutoff), pointer(support.total),
         pointer(support.count), pointer(support.argmax), pointer(support.greedy), pointer(support.temperature),

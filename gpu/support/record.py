@@ -31,6 +31,7 @@ class Walk:
     segments: Array  # int64 [R, S]: kept weight of each 32 granules, of a row that carries no entries
     chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk, where the first kernel leaves it
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
+    no_min_p: Array  # float32 [R]: zeros, for a call without min_p
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class Support:
             self.status, self.maximum, self.cutoff, self.total.view(np.int64), self.count, self.argmax,
             self.greedy, self.token_ids, self.weights.view(np.int64), self.temperature,
         )  # fmt: skip
+
+
+def check_host_support(support: Support) -> None:
+    """ValueError if the support was made of device arrays."""
+    if support.walk is not None:
+        raise ValueError("support=device arrays, expected a Support that select_support made of these NumPy logits")
 
 
 def check_support(support: Support, num_rows: int) -> None:

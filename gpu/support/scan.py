@@ -21,7 +21,7 @@ LOADS = 4
 
 @lru_cache
 def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is (chunks, rows)."""
+    """The kernel for logits of this dtype; its grid is (chunks * rows,): y ends at 65,535."""
     form = format_of(name)
     lanes, key_of, largest_of, minus_inf = form.lanes, form.key, form.largest, form.minus_inf
     to_stored, to_bin = np.uint32(form.bits - 16), np.uint32(form.bits - 11)
@@ -57,7 +57,9 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
     def scan(words, skew, width, request_step, row_step, vocabulary, chunks, maxima, chunk_largest, counts):
         bins = cuda.shared.array(BINS, int32)
         warp_largest = cuda.shared.array(WARP, types.uint32)
-        thread, chunk, row = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
+        thread = cuda.threadIdx.x
+        row = np.int32(np.uint32(cuda.blockIdx.x) // np.uint32(chunks))
+        chunk = np.int32(cuda.blockIdx.x - row * chunks)
         for i in range(per_thread):
             bins[np.uint32(i * threads + thread)] = 0
         start = row_start(row, width, request_step, row_step, skew)

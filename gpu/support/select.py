@@ -36,7 +36,7 @@ def select_support(
     temperature float32 [R], finite and >= 0 (below 1e-5: greedy). top_k int32 [R], 0 for unbounded. top_p
     float32 [R] in (0, 1]. min_p float32 [R] in [0, 1), or None for 0. capacity: entries stored a row, at
     least 1; a larger support is counted in full and walked again by its readers. out: a Support of an earlier call
-    of the same shapes, whose memory is used again (a CUDA graph needs that).
+    of the same shapes and dtype, whose memory is used again (a CUDA graph needs that).
     All arrays are NumPy's, or all CuPy's, and the same kernels' numbers come back. ValueError for anything else;
     the values of CuPy arrays aren't read, and a parameter out of range makes its row INVALID.
     """

@@ -8,7 +8,7 @@ from gpu import status
 from gpu.checks import check_range
 from gpu.logit_rows import load, logit_rows
 from gpu.row_walk import WALK_CHUNK, load_chunk, log_probability_of, num_chunks
-from gpu.support import Support, check_support
+from gpu.support import Support, check_host_support, check_support
 
 _OK = np.uint8(status.OK)
 
@@ -60,6 +60,7 @@ def top(
     """top_logprobs of NumPy arrays."""
     view = logit_rows(logits, 3 if getattr(logits, "ndim", 2) == 3 else 2)
     num_rows = view.starts.size
+    check_host_support(support)
     check_support(support, num_rows)
     if not isinstance(rows, np.ndarray) or rows.dtype not in (np.int32, np.int64) or rows.ndim != 1:
         raise ValueError(f"rows={rows!r}, expected a NumPy array int32 or int64 [N]")

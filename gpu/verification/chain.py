@@ -65,6 +65,8 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
         i = cuda.threadIdx.x
         first_row = np.int64(request) * width
         drafts = np.int32(num_drafts[request])
+        possible = 0 <= drafts < width  # nobody has checked it: else the request ends INVALID at its first row
+        drafts = drafts if possible else np.int32(0)
         if i == 0:
             shared[0], shared[2], shared[3] = width, -1, _BAD
         cuda.syncthreads()
@@ -75,7 +77,7 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
         )
         scale = log_scale(policy)  # early: it hides behind the loads
         if i <= drafts and i < width:
-            decision = np.int32(_DRAWN) if policy.valid else np.int32(_BAD)
+            decision = np.int32(_DRAWN) if policy.valid and possible else np.int32(_BAD)
             if policy.valid and i < drafts:
                 draft = np.int32(draft_tokens[np.int64(request) * (width - 1) + i])
                 good = 0 <= draft < vocabulary

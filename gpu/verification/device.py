@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu.arrays import Array
+from gpu.arrays import Array, on_device
 from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty
 from gpu.device.policy import support_arguments
@@ -53,13 +53,15 @@ def request_arguments(
     check_device("num_drafts", num_drafts, np.int32, (batch,))
     check_device("accept_uniforms", accept_uniforms, np.float64, (batch, width))
     check_device("draw_uniforms", draw_uniforms, np.float64, (batch, width))
-    if draft_probs is not None and draft_probs.shape != (batch, width - 1, rows.vocabulary):
-        raise ValueError(f"draft_probs={draft_probs.shape}, expected shape {(batch, width - 1, rows.vocabulary)}")
+    expected = (batch, width - 1, rows.vocabulary)
+    if draft_probs is not None and getattr(draft_probs, "shape", None) != expected:
+        got = getattr(draft_probs, "shape", type(draft_probs).__name__)
+        raise ValueError(f"draft_probs={got}, expected a CuPy array of shape {expected}")
     if not 1 <= width <= THREADS:
         raise ValueError(f"width={width}, expected 1..{THREADS} rows a request on a device")
     if out is None:
         out = allocate(batch, width)
-    elif out.tokens.shape != (batch, width):
+    elif out.tokens.shape != (batch, width) or not on_device(out.tokens):
         raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
     proposal = device_logits(draft_probs, 3, "draft_probs") if draft_probs is not None and width > 1 else None
     of_proposal = (rows.words, 0, 0, 0)

@@ -37,7 +37,14 @@ def residual_weight(mass, draft_prob, total):
 
 @njit(nogil=True)
 def draw_threshold(uniform, total):
-    """The first id whose cumulative weight exceeds this is drawn; below the total, however u * total rounds."""
+    """The first id whose cumulative weight exceeds this is drawn; below the total, however u * total rounds.
+
+    On a device nobody has checked the uniform: one out of range counts as the nearest in it, NaN as 0.
+    """
+    if not uniform > 0.0:
+        return np.int64(0)
+    if uniform >= 1.0:
+        return np.int64(total - 1)
     return min(np.int64(math.floor(uniform * np.float64(total))), np.int64(total - 1))
 
 

@@ -8,7 +8,7 @@ from gpu import status
 from gpu.checks import check_array, check_range, check_uniforms
 from gpu.logit_rows import LogitRows, load, logit_rows
 from gpu.row_walk import WALK_CHUNK, draw_token, log_probability_of, weight_of
-from gpu.support import Support, check_support
+from gpu.support import Support, check_host_support, check_support
 from gpu.verification.record import Verdict
 
 _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
@@ -103,6 +103,7 @@ def verify(
     """verify_chain of NumPy arrays."""
     rows = logit_rows(logits, 3)
     batch, width = logits.shape[:2]
+    check_host_support(support)
     check_support(support, batch * width)
     draft_tokens = check_array("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
     num_drafts = check_array("num_drafts", num_drafts, np.int32, (batch,))

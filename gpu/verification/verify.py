@@ -41,7 +41,8 @@ def verify_chain(
     accepted where its probability is at least threshold_single, and its coin counts threshold_acc times; below 1
     the committed tokens no longer follow the policies (SGLang's acceptance thresholds).
     out: a Verdict of an earlier call of the same shapes, whose memory is used again. ValueError for wrong shapes,
-    dtypes or ranges; the values of CuPy arrays aren't read.
+    dtypes or ranges; the values of CuPy arrays aren't read: a num_drafts out of range makes its
+    request INVALID, and a uniform out of range counts as the nearest in it.
 
     A request ends INVALID at a row that is INVALID, at a draft outside the vocabulary, and, with draft_probs,
     at a draft whose draft_prob isn't positive and finite or a residual over a negative or NaN draft_prob.
