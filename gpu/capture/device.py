@@ -8,8 +8,8 @@ from gpu.capture.kernel import capture_kernel
 from gpu.capture.record import Capture
 from gpu.device.launch import pointer
 from gpu.device.memory import check_device, device_logits, empty, zeros
-from gpu.device.policy import support_arguments
 from gpu.support import Support, check_support
+from gpu.support.policy import support_arguments
 from gpu.verification import Verdict
 from gpu.verification.device import request_arguments, verdict_arguments, verify
 

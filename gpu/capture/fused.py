@@ -16,9 +16,9 @@ from gpu.capture.pack import walk_of
 from gpu.device.block import WARP, block_of
 from gpu.device.instructions import add_at
 from gpu.device.launch import Kernel, pointer_to
-from gpu.device.policy import SUPPORT_TYPES, LogScale, Policy, log_probability_under, open_policy
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
+from gpu.support.policy import SUPPORT_TYPES, LogScale, Policy, log_probability_under, open_policy
 from gpu.verification.chain import (
     LOGIT_TYPES,
     MAX_REGISTERS,

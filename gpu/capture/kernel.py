@@ -9,7 +9,7 @@ from gpu import status as statuses
 from gpu.capture.pack import pack_of
 from gpu.device.block import WARP, block_of
 from gpu.device.launch import Kernel, pointer_to
-from gpu.device.policy import SUPPORT_TYPES, log_scale, open_policy
+from gpu.support.policy import SUPPORT_TYPES, log_scale, open_policy
 from gpu.verification.chain import LOGIT_TYPES
 
 THREADS = 512

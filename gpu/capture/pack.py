@@ -8,9 +8,9 @@ from numba import cuda
 
 from gpu.device.block import block_of
 from gpu.device.instructions import load_kept
-from gpu.device.policy import log_probability_under
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, in_row, row_start
+from gpu.support.policy import log_probability_under
 
 
 @lru_cache

@@ -8,7 +8,7 @@ from numba import cuda, float64, int32, int64, types, void
 from gpu.arrays import Array
 from gpu.device.launch import Kernel, pointer, pointer_to
 from gpu.device.memory import check_device, empty
-from gpu.random.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
+from gpu.random.parameters import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 THREADS = 256
 _M0, _M1 = (np.uint64(multiplier) for multiplier in MULTIPLIERS)

@@ -8,12 +8,10 @@ import numpy as np
 
 from gpu.arrays import Array, on_device
 from gpu.checks import check_array, check_range
+from gpu.random.parameters import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 ACCEPT, DRAW, PROPOSAL, SAMPLE = 0, 1, 2, 3  # purposes; SAMPLE derives seeds
 
-ROUNDS = 10
-MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-KEY_STEPS = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 _WORD = np.uint64(32)
 
 

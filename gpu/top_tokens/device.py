@@ -5,8 +5,8 @@ import numpy as np
 from gpu.arrays import Array, on_device
 from gpu.device.launch import pointer
 from gpu.device.memory import check_device, device_logits, empty, view16
-from gpu.device.policy import support_arguments
 from gpu.support import Support, check_support
+from gpu.support.policy import support_arguments
 from gpu.top_tokens.kernel import MAX_K, top_kernel
 
 

@@ -15,9 +15,9 @@ from numba import cuda, float32, int32, int64, types, void
 from gpu.device.block import WARP
 from gpu.device.instructions import warp_max_u32
 from gpu.device.launch import Kernel, pointer_to
-from gpu.device.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
+from gpu.support.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy
 from gpu.top_tokens.entries import ROOM, entries_of, entry_of, token_of
 from gpu.top_tokens.search import SHARED, search_of
 

@@ -12,9 +12,9 @@ from numba import cuda, float32, float64, int32, int64, types, void
 
 from gpu import status as statuses
 from gpu.device.launch import Kernel, pointer_to
-from gpu.device.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy, weight_under
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
+from gpu.support.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy, weight_under
 from gpu.verification.draw import Law, draw_of
 
 THREADS = 512

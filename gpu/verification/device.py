@@ -7,8 +7,8 @@ import numpy as np
 from gpu.arrays import Array, on_device
 from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty
-from gpu.device.policy import support_arguments
 from gpu.support import Support, check_support
+from gpu.support.policy import support_arguments
 from gpu.verification.chain import THREADS, verify_kernel
 from gpu.verification.record import Verdict
 

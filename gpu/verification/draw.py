@@ -13,9 +13,9 @@ from numba import cuda, njit
 
 from gpu.device.block import WARP, block_of, warp_prefix64
 from gpu.device.instructions import load_kept
-from gpu.device.policy import weight_under
 from gpu.device.vectors import element_of, format_of, in_row
 from gpu.instructions import product
+from gpu.support.policy import weight_under
 
 
 class Law(NamedTuple):

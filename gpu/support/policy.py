@@ -6,7 +6,7 @@ import numpy as np
 from numba import cuda, float32, int32, int64, types
 
 from gpu.device.launch import pointer, pointer_to
-from gpu.support import Support
+from gpu.support.record import Support
 from gpu.weights import log_share, log_total, split_scale, weight
 
 # The types of a support's arguments, in the order of `support_arguments`.
