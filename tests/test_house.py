@@ -20,7 +20,7 @@ MAY_IMPORT = {
         "tokenizers",
         "datasets",
     },
-    "gpu": {"gpu", "numpy", "numba", "cupy", "llvmlite"},
+    "gpu": {"gpu", "numpy", "numba", "cupy", "cupyx", "llvmlite"},
     "model_loaders": {
         "model_loaders",
         "torch",
