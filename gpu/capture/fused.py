@@ -15,12 +15,11 @@ from gpu.capture.kernel import CAPTURE_TYPES
 from gpu.capture.pack import walk_of
 from gpu.device.block import WARP, block_of
 from gpu.device.instructions import add_at
-from gpu.device.launch import Kernel, pointer_to
+from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
 from gpu.support.policy import SUPPORT_TYPES, LogScale, Policy, log_probability_under, open_policy
 from gpu.verification.chain import (
-    LOGIT_TYPES,
     MAX_REGISTERS,
     REQUEST_TYPES,
     SCRATCH64,

@@ -8,9 +8,8 @@ from numba import cuda, float32, int32, int64, types, void
 from gpu import status as statuses
 from gpu.capture.pack import pack_of
 from gpu.device.block import WARP, block_of
-from gpu.device.launch import Kernel, pointer_to
+from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
 from gpu.support.policy import SUPPORT_TYPES, log_scale, open_policy
-from gpu.verification.chain import LOGIT_TYPES
 
 THREADS = 512
 _ROW = 1 << 40  # one row, in a sum of rows and entries

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpu.capture.record import Capture
+from gpu.device.memory import zeros
+from gpu.device.transfer import Mirror
 from gpu.verification import Verdict
 
 _ALIGNED = 256  # bytes
@@ -24,9 +26,6 @@ class RoundBuffer:
 
     def __init__(self, batch: int, width: int, room: int, num_slots: int = 2):
         """room: entries of all masks together; num_slots: pinned copies, used in turn. ValueError if not positive."""
-        import cupy
-        import cupyx
-
         for name, value in (("batch", batch), ("width", width), ("room", room), ("num_slots", num_slots)):
             if value < 1:
                 raise ValueError(f"{name}={value}, expected at least 1")
@@ -51,30 +50,20 @@ class RoundBuffer:
         for name, (shape, dtype) in self._fields.items():
             self._begin[name] = size
             size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
-        self._device = cupy.zeros(size, np.uint8)
-        self._hosts = [cupyx.empty_pinned((size,), np.uint8) for _ in range(num_slots)]
-        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(num_slots)]
-        self.out: tuple[Verdict, Capture] = self._records(self._device, cupy.zeros(batch + 2, np.int64))
+        self._mirror = Mirror(size, num_slots)
+        self.out: tuple[Verdict, Capture] = self._records(self._mirror.device, zeros((batch + 2,), np.int64))
 
     @property
     def nbytes(self) -> int:
         """Bytes that one copy moves."""
-        return self._device.nbytes
+        return self._mirror.device.nbytes
 
     def send(self, slot: int = 0) -> None:
         """Queue the copy of the device's results to a slot, on CuPy's current stream.
 
         In a CUDA graph the copy becomes part of it, and the caller waits for the graph before `view`.
         """
-        import cupy
-
-        host, stream = self._hosts[slot], cupy.cuda.get_current_stream()
-        runtime = cupy.cuda.runtime  # which, unlike an array's own method, can be captured
-        runtime.memcpyAsync(
-            host.ctypes.data, self._device.data.ptr, host.nbytes, runtime.memcpyDeviceToHost, stream.ptr
-        )
-        if not stream.is_capturing():
-            self._events[slot].record(stream)
+        self._mirror.send(slot)
 
     def receive(self, slot: int = 0) -> tuple[Verdict, Capture]:
         """Wait for the slot's copy and return it as NumPy views, the capture cut to the size that it has.
@@ -82,12 +71,12 @@ class RoundBuffer:
         The views are overwritten by the next send to this slot. ValueError if the masks didn't fit the room; the
         device still has all: capture_masks without `out` writes them again.
         """
-        self._events[slot].synchronize()
+        self._mirror.wait(slot)
         return self.view(slot)
 
     def view(self, slot: int = 0) -> tuple[Verdict, Capture]:
         """receive without waiting: for a caller who knows that the copy is done (the end of a graph, say)."""
-        verdict, capture = self._records(self._hosts[slot], None)
+        verdict, capture = self._records(self._mirror.hosts[slot], None)
         num_rows = int(capture.row_start[-1])
         needed = int(capture.offsets[num_rows])
         if needed > self.room:

@@ -21,6 +21,12 @@ def pointer_to(kind: types.Type) -> types.Type:
     return types.CPointer(kind)
 
 
+# Of logits, in the order of DeviceLogits.arguments.
+LOGIT_TYPES = (
+    pointer_to(types.uint32), types.int32, types.int32, types.int64, types.int64, types.int32,
+)  # fmt: skip
+
+
 class Kernel:
     """A kernel of a fixed block size; compiled at its first launch."""
 

@@ -61,7 +61,7 @@ class DeviceLogits(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """For the kernel: words, skew, width, request_step, row_step, vocabulary."""
+        """For the kernel, of LOGIT_TYPES: words, skew, width, request_step, row_step, vocabulary."""
         return self[:6]
 
     @property

@@ -190,7 +190,7 @@ def select(
     check_range("min_p", min_p, (min_p >= 0) & (min_p < 1), "a number in [0, 1)")
     if out is None:
         out = _allocate(num_rows, capacity, temperature)
-    elif out.token_ids.shape != (num_rows, capacity):
+    elif out.walk is not None or out.token_ids.shape != (num_rows, capacity):
         raise ValueError(f"out={out.token_ids.shape}, expected a Support of an earlier call with the same shapes")
     support = replace(out, temperature=temperature)
     _select(

@@ -16,7 +16,7 @@ from numba import cuda, float32, int32, int64, types, void
 from gpu import status
 from gpu.device.block import WARP
 from gpu.device.instructions import warp_max_u32
-from gpu.device.launch import Kernel, pointer_to
+from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
 from gpu.device.rows import open_row
 from gpu.device.vectors import BINS, format_of
 from gpu.support.cutoffs import min_p_cutoff
@@ -147,7 +147,7 @@ def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> K
             sizes[index], totals[index], argmaxes[index] = count, total, np.int32(arg)
 
     signature = void(
-        pointer_to(types.uint32), int32, int32, int64, int64, int32, int32, int32,
+        *LOGIT_TYPES, int32, int32,
         pointer_to(types.uint32), pointer_to(types.uint32), pointer_to(int32),
         pointer_to(float32), pointer_to(int32), pointer_to(float32), pointer_to(float32), int32, int32, int32,
         pointer_to(types.uint8), pointer_to(float32), pointer_to(float32), pointer_to(int64), pointer_to(int32),

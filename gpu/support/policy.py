@@ -7,7 +7,7 @@ from numba import cuda, float32, int32, int64, types
 
 from gpu.device.launch import pointer, pointer_to
 from gpu.support.record import Support
-from gpu.weights import log_share, log_total, split_scale, weight
+from gpu.weights import GREEDY_TEMPERATURE, log_share, log_total, split_scale, weight
 
 # The types of a support's arguments, in the order of `support_arguments`.
 SUPPORT_TYPES = (
@@ -47,7 +47,7 @@ class Policy(NamedTuple):
 @cuda.jit(device=True)
 def open_policy(row, status, maximum, cutoff, total, count, argmax, greedy, temperature):
     """The policy of a row."""
-    c_hi, c_lo = split_scale(max(temperature[row], np.float32(1e-5)))
+    c_hi, c_lo = split_scale(max(temperature[row], GREEDY_TEMPERATURE))  # a greedy row reads none
     return Policy(
         status[row] == 0, greedy[row] != 0, count[row], argmax[row], total[row], cutoff[row], maximum[row],
         temperature[row], np.float32(c_hi), np.float32(c_lo),
@@ -74,7 +74,7 @@ class LogScale(NamedTuple):
 @cuda.jit(device=True)
 def log_scale(policy):
     """The scale of a row."""
-    return LogScale(1.0 / np.float64(policy.temperature), np.float64(log_total(policy.total)))
+    return LogScale(1.0 / np.float64(max(policy.temperature, GREEDY_TEMPERATURE)), np.float64(log_total(policy.total)))
 
 
 @cuda.jit(device=True)

@@ -8,11 +8,11 @@ second kernel reads again only granules that reach it. NaN and +inf surface as t
 from functools import lru_cache
 
 import numpy as np
-from numba import cuda, int32, int64, types, void
+from numba import cuda, int32, types, void
 
 from gpu.device.block import FULL, WARP
 from gpu.device.instructions import add_at, load_streamed, warp_max_u32
-from gpu.device.launch import Kernel, pointer_to
+from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
 from gpu.device.vectors import BINS, format_of, in_row, row_start
 
 THREADS = 512
@@ -107,7 +107,7 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
                 chunk_largest[np.int64(row) * chunks + chunk] = largest
 
     signature = void(
-        pointer_to(types.uint32), int32, int32, int64, int64, int32, int32,
+        *LOGIT_TYPES, int32,
         pointer_to(types.uint16), pointer_to(types.uint32), pointer_to(int32),
     )  # fmt: skip
     return Kernel(scan, signature, threads)

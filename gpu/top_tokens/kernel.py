@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, int64, types, void
 
 from gpu.device.block import WARP
 from gpu.device.instructions import warp_max_u32
-from gpu.device.launch import Kernel, pointer_to
+from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
 from gpu.support.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy
@@ -100,7 +100,7 @@ def top_kernel(name: str, wide_rows: bool, threads: int = THREADS, max_registers
             out_logprobs[out + place] = np.float32(-np.inf)
 
     signature = void(
-        pointer_to(types.uint32), int32, int32, int64, int64, int32, *SUPPORT_TYPES,
+        *LOGIT_TYPES, *SUPPORT_TYPES,
         pointer_to(types.uint32), int32, pointer_to(types.uint32), int32, pointer_to(int64 if wide_rows else int32),
         int32, int32, pointer_to(int32), pointer_to(float32),
     )  # fmt: skip

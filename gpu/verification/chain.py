@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda, float32, float64, int32, int64, types, void
 
 from gpu import status as statuses
-from gpu.device.launch import Kernel, pointer_to
+from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
 from gpu.device.rows import open_row
 from gpu.device.vectors import element_of, format_of, row_start
 from gpu.support.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy, weight_under
@@ -31,7 +31,6 @@ REQUEST_TYPES = (
     pointer_to(int32), pointer_to(int32), pointer_to(float64), pointer_to(float64),
     pointer_to(types.uint32), int32, int64, int64, float64, float64,
 )  # fmt: skip
-LOGIT_TYPES = (pointer_to(types.uint32), int32, int32, int64, int64, int32)
 
 
 @lru_cache
@@ -53,6 +52,10 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
         return uniform * draft_prob * threshold_acc * total < mass or mass >= threshold_single * total
 
     @cuda.jit(device=True)
+    def proposal_start(request, i, skew, request_step, row_step):
+        return np.int64(skew + np.int64(request) * request_step + np.int64(i) * row_step)
+
+    @cuda.jit(device=True)
     def settle(
         request, shared, scratch64,
         words, skew, width, request_step, row_step, vocabulary,
@@ -71,7 +74,6 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
             shared[0], shared[2], shared[3] = width, -1, _BAD
         cuda.syncthreads()
         decision, draft, draft_prob = np.int32(_ACCEPTED), np.int32(-1), np.float64(1.0)
-        proposal_at = np.int64(-1)
         policy = open_policy(
             first_row + min(i, width - 1), status, maximum, cutoff, total, count, argmax, greedy, temperature
         )
@@ -82,10 +84,8 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
                 draft = np.int32(draft_tokens[np.int64(request) * (width - 1) + i])
                 good = 0 <= draft < vocabulary
                 if good and proposes:
-                    proposal_at = np.int64(
-                        proposal_skew + np.int64(request) * proposal_step + np.int64(i) * proposal_row_step
-                    )
-                    draft_prob = np.float64(draft_prob_of(proposal, np.int64(proposal_at + draft)))
+                    at = proposal_start(request, i, proposal_skew, proposal_step, proposal_row_step)
+                    draft_prob = np.float64(draft_prob_of(proposal, np.int64(at + draft)))
                     good = 0.0 < draft_prob < np.inf
                 if not good:
                     decision = np.int32(_BAD)
@@ -115,9 +115,7 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
                 row = open_row(at_row, words, skew, width, request_step, row_step, vocabulary, words, 0, granule)
                 law_at = np.int64(-1)
                 if proposes and removed >= 0:
-                    law_at = np.int64(
-                        proposal_skew + np.int64(request) * proposal_step + np.int64(last) * proposal_row_step
-                    )
+                    law_at = proposal_start(request, last, proposal_skew, proposal_step, proposal_row_step)
                     removed = np.int32(-1)
                 token = draw(
                     row, policy_of_last, draw_uniforms[at_row], Law(removed, proposal, law_at), token_ids, weights,

@@ -118,7 +118,7 @@ def verify(
             raise ValueError(f"draft_probs={shape}, expected shape {expected}")
         if width > 1:
             proposal = logit_rows(draft_probs, 3)
-    if out is not None and out.tokens.shape != (batch, width):
+    if out is not None and (not isinstance(out.tokens, np.ndarray) or out.tokens.shape != (batch, width)):
         raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
     verdict = out or Verdict(
         num_accepted=np.empty(batch, np.int32),

@@ -1,0 +1,20 @@
+"""RoundBuffer in the simulator."""
+
+from tests.device_round_buffer import check_room, check_rounds, check_sizes
+from tests.simulator.backend import Simulated
+
+SIMULATED = Simulated()
+
+
+def test_rounds_come_to_the_host():
+    with SIMULATED.patched():
+        check_rounds(SIMULATED)
+
+
+def test_masks_that_do_not_fit():
+    with SIMULATED.patched():
+        check_room(SIMULATED)
+
+
+def test_sizes():
+    check_sizes()
