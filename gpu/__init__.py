@@ -4,6 +4,7 @@ adjust_logits    penalties and bias, each row on its own prefix
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
 verify_chain     which drafts are kept, and the token after them
 capture_masks    the supports of what was committed, packed; verify_and_capture does both in one launch
+run_round        filter, verification and capture of a round; on a device in one launch
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
 top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position
@@ -16,6 +17,7 @@ from gpu.adjust import History, LogitBias, adjust_logits
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks, verify_and_capture
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.replay import support_log_softmax, support_log_softmax_backward
+from gpu.rounds import run_round
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
 from gpu.top_tokens import top_logprobs
@@ -42,6 +44,7 @@ __all__ = [
     "capture_masks",
     "pack_masks",
     "philox_4x32",
+    "run_round",
     "sample_seeds",
     "select_support",
     "support_log_softmax",

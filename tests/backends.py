@@ -21,6 +21,7 @@ class Host:
     verify_chain = staticmethod(gpu.verify_chain)
     capture_masks = staticmethod(gpu.capture_masks)
     verify_and_capture = staticmethod(gpu.verify_and_capture)
+    run_round = staticmethod(gpu.run_round)
 
 
 class Device:
@@ -64,6 +65,13 @@ class Device:
         """Twice into the same memory: what blocks tell each other must be gone after a call."""
         own = gpu.verify_and_capture(*map(self.to_device, arguments))
         own = gpu.verify_and_capture(*map(self.to_device, arguments), out=own)
+        return tuple(self.to_host(record) for record in own)
+
+    def run_round(self, *arguments, **options):
+        """Twice into the same memory."""
+        names = {name: self.to_device(value) for name, value in options.items()}
+        own = gpu.run_round(*map(self.to_device, arguments), **names)
+        own = gpu.run_round(*map(self.to_device, arguments), **names, out=own)
         return tuple(self.to_host(record) for record in own)
 
     def _call(self, function, arguments, options):

@@ -89,6 +89,21 @@ def run_round(backend, round_, order, capacity, max_support, proposal=None, **th
         round_.logits, support, round_.drafts, round_.num_drafts, *round_.coins, proposal, **thresholds
     )
     capture = backend.capture_masks(round_.logits, support, verdict, round_.wanted, max_support)
+    whole = backend.run_round(
+        round_.logits,
+        *round_.parameters,
+        round_.drafts,
+        round_.num_drafts,
+        *round_.coins,
+        round_.wanted,
+        max_support,
+        proposal,
+        filter_order=order,
+        capacity=capacity,
+        **thresholds,
+    )
+    for got, want in zip(whole, (support, verdict, capture), strict=True):
+        assert_same(got, want)
     if not thresholds:
         together = backend.verify_and_capture(
             round_.logits,

@@ -3,15 +3,17 @@
 import numpy as np
 
 from gpu.arrays import Array, on_device
-from gpu.capture.fused import MAX_WIDTH, fused_kernel
+from gpu.capture.fused import fused_kernel
 from gpu.capture.kernel import capture_kernel
+from gpu.capture.pack import Captures
 from gpu.capture.record import Capture
+from gpu.capture.request import MAX_WIDTH
 from gpu.device.launch import pointer
 from gpu.device.memory import check_device, device_logits, empty, zeros
 from gpu.support import Support, check_support
-from gpu.support.policy import support_arguments
+from gpu.support.policy import rows_argument
 from gpu.verification import Verdict
-from gpu.verification.device import request_arguments, verdict_arguments, verify
+from gpu.verification.device import requests_argument, verdicts_argument, verify
 
 
 def allocate(batch: int, width: int, room: int) -> Capture:
@@ -24,16 +26,16 @@ def allocate(batch: int, width: int, room: int) -> Capture:
         offsets=empty((batch * width + 1,), np.int64),
         token_ids=empty((room,), np.int32),
         logprobs=empty((room,), np.float32),
-        progress=zeros((batch + 2,), np.int64),
+        progress=zeros((2 * batch + 2,), np.int64),
     )
 
 
-def capture_arguments(wanted: Array, max_support: int, out: Capture) -> tuple:
-    """A capture as the arguments of a kernel."""
-    return (
+def captures_argument(wanted: Array, max_support: int, out: Capture) -> Captures:
+    """A capture as the argument of a kernel."""
+    return Captures(
         pointer(wanted), max_support, out.token_ids.size, pointer(out.status), pointer(out.failed_row),
         pointer(out.counts), pointer(out.row_start), pointer(out.offsets), pointer(out.token_ids),
-        pointer(out.logprobs),
+        pointer(out.logprobs), pointer(out.progress),
     )  # fmt: skip
 
 
@@ -62,9 +64,8 @@ def capture(
         return out
     capture_kernel(rows.form.name).launch(
         (batch * width,),
-        *rows.arguments, *support_arguments(support), batch,
-        pointer(verdict.num_committed), pointer(verdict.status), pointer(verdict.error_row),
-        *capture_arguments(wanted, max_support, out),
+        rows.argument, rows_argument(support), batch, verdicts_argument(verdict),
+        captures_argument(wanted, max_support, out),
     )  # fmt: skip
     return out
 
@@ -91,11 +92,11 @@ def verify_and_capture(
         return verdict, capture(logits, support, verdict, wanted, max_support, captured)
     rows = device_logits(logits, 3)
     check_device("wanted", wanted, np.bool_, (batch,))
-    verdict, request, proposal_name = request_arguments(rows, logits, support, *coins, *thresholds, verdict)
+    verdict, requests, proposal_name = requests_argument(rows, logits, support, *coins, *thresholds, verdict)
     captured = check_capture(captured, batch, width, batch * width * min(max_support, rows.vocabulary))
     fused_kernel(rows.form.name, proposal_name).launch(
         (batch,),
-        *rows.arguments, *support_arguments(support), *request, *verdict_arguments(verdict),
-        batch, pointer(captured.progress), *capture_arguments(wanted, max_support, captured),
+        rows.argument, rows_argument(support), batch, requests, verdicts_argument(verdict),
+        captures_argument(wanted, max_support, captured),
     )  # fmt: skip
     return verdict, captured

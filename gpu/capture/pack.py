@@ -1,16 +1,40 @@
-"""Packing on a device: a block writes the mask of one row, at a place that it is given."""
+"""Packing on a device: where masks go, and how a block writes the mask of one row there."""
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda
+from numba import cuda, float32, int32, int64, types
 
 from gpu.device.block import block_of
 from gpu.device.instructions import load_kept
-from gpu.device.rows import open_row
-from gpu.device.vectors import element_of, format_of, in_row, row_start
+from gpu.device.launch import pointer_to, record_of
+from gpu.device.rows import row_start, row_without_maxima
+from gpu.device.vectors import element_of, format_of, in_row
 from gpu.support.policy import log_probability_under
+
+
+class Captures(NamedTuple):
+    """What capture reads, and a Capture as kernels take it: pointers to the arrays of that name."""
+
+    wanted: Any  # bool [B]
+    max_support: Any
+    room: Any  # entries
+    status: Any
+    failed_row: Any
+    counts: Any
+    row_start: Any
+    offsets: Any
+    token_ids: Any
+    logprobs: Any
+    progress: Any  # int64, zero between launches: see gpu/capture/request.py
+
+
+CAPTURES = record_of(
+    Captures,
+    pointer_to(types.uint8), int32, int64, pointer_to(types.uint8), pointer_to(int32), pointer_to(int32),
+    pointer_to(int64), pointer_to(int64), pointer_to(int32), pointer_to(float32), pointer_to(int64),
+)  # fmt: skip
 
 
 @lru_cache
@@ -53,9 +77,9 @@ def walk_of(name: str, threads: int) -> Any:
 def pack_of(name: str, threads: int) -> Any:
     """Two device functions that pack one row, for logits of this dtype; `index` counts rows from 0.
 
-    (policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, wanted) -> first entry
-    (first entry, policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity,
-    out_ids, out_logprobs, at, shared): writes all from `at` on; shared: int32, an element for each warp
+    (policy, scale, index, logits, rows, wanted) -> first entry
+    (first entry, policy, scale, index, logits, rows, captures, at, shared): writes all from `at` on; shared: int32, an
+    element for each warp
     """
     granule, element, pack_walked = 2 * format_of(name).lanes, element_of(name), walk_of(name, threads)
 
@@ -68,28 +92,25 @@ def pack_of(name: str, threads: int) -> Any:
         return token, log_probability_under(policy, element(words, np.int64(start + token)), scale)
 
     @cuda.jit(device=True)
-    def first_entry(policy, scale, index, words, skew, width, request_step, row_step, token_ids, capacity, wanted):
+    def first_entry(policy, scale, index, logits, rows, wanted):
         # This thread's first entry: it needs no place yet, so it is read while the block adds up.
-        start = row_start(index, width, request_step, row_step, skew)
-        inside = wanted and cuda.threadIdx.x < policy.count and policy.count <= capacity
-        i = np.int64(index) * capacity + cuda.threadIdx.x if inside else np.int64(-1)
-        return entry(words, start, policy, scale, token_ids, i)
+        inside = wanted and cuda.threadIdx.x < policy.count and policy.count <= rows.capacity
+        i = np.int64(index) * rows.capacity + cuda.threadIdx.x if inside else np.int64(-1)
+        return entry(logits.words, row_start(logits, index), policy, scale, rows.token_ids, i)
 
     @cuda.jit(device=True)
-    def pack_row(
-        first, policy, scale, index, words, skew, width, request_step, row_step, vocabulary, token_ids, capacity,
-        out_ids, out_logprobs, at, shared,
-    ):  # fmt: skip
-        if policy.count > capacity:
-            row = open_row(index, words, skew, width, request_step, row_step, vocabulary, words, 0, granule)
+    def pack_row(first, policy, scale, index, logits, rows, captures, at, shared):
+        out_ids, out_logprobs = captures.token_ids, captures.logprobs
+        if policy.count > rows.capacity:
+            row = row_without_maxima(logits, index, granule)
             pack_walked(row, policy, scale, out_ids, out_logprobs, at, shared)
             return
         if cuda.threadIdx.x < policy.count:
             out_ids[at + cuda.threadIdx.x], out_logprobs[at + cuda.threadIdx.x] = first
-        start = row_start(index, width, request_step, row_step, skew)
+        start = row_start(logits, index)
         for i in range(cuda.threadIdx.x + threads, policy.count, threads):
             out_ids[at + i], out_logprobs[at + i] = entry(
-                words, start, policy, scale, token_ids, np.int64(index) * capacity + i
+                logits.words, start, policy, scale, rows.token_ids, np.int64(index) * rows.capacity + i
             )
 
     return first_entry, pack_row

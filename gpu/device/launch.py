@@ -21,10 +21,9 @@ def pointer_to(kind: types.Type) -> types.Type:
     return types.CPointer(kind)
 
 
-# Of logits, in the order of DeviceLogits.arguments.
-LOGIT_TYPES = (
-    pointer_to(types.uint32), types.int32, types.int32, types.int64, types.int64, types.int32,
-)  # fmt: skip
+def record_of(record: type, *kinds: types.Type) -> types.Type:
+    """The type of a kernel's argument that is a named tuple of such pointers and numbers."""
+    return types.NamedTuple(kinds, record)
 
 
 class Kernel:

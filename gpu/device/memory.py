@@ -7,6 +7,7 @@ import numpy as np
 from gpu.arrays import Array, on_device
 from gpu.device.instructions import SIMULATED
 from gpu.device.launch import pointer
+from gpu.device.rows import Logits
 from gpu.device.vectors import Format, format_of
 from gpu.weights import MAX_VOCABULARY
 
@@ -44,7 +45,7 @@ def check_device(name: str, value: Array, dtype: type, shape: tuple[int, ...]) -
 
 
 class DeviceLogits(NamedTuple):
-    """Logits [R, V] or [B, W, V] as the first arguments of a kernel.
+    """Logits [R, V] or [B, W, V] as a kernel finds them.
 
     Kernels read whole granules, so up to 31 bytes before and behind the array: what the allocation holds there, since
     CUDA allocates in multiples of 256 bytes.
@@ -60,9 +61,9 @@ class DeviceLogits(NamedTuple):
     num_rows: int
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        """For the kernel, of LOGIT_TYPES: words, skew, width, request_step, row_step, vocabulary."""
-        return self[:6]
+    def argument(self) -> Logits:
+        """For the kernel."""
+        return Logits(*self[:6])
 
     @property
     def num_granules(self) -> int:

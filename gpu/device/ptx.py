@@ -75,6 +75,25 @@ def add_at(typing_context, pointer, index, value):
     return pointer.dtype(pointer, types.int64, pointer.dtype), codegen
 
 
+def _ticket(kind: str, register: str, word: ir.IntType):
+    @intrinsic
+    def take(typing_context, pointer, index):
+        """Atomic pointer[index] += 1; returns what was there.
+
+        What was written before it, by the thread or by others before a barrier, is seen by who takes a later ticket.
+        """
+
+        def codegen(context, builder, signature, args):
+            address = builder.ptrtoint(builder.gep(args[0], [args[1]]), _I64)
+            instruction = f"atom.acq_rel.gpu.global.add.{kind} $0, [$1], 1;"
+            form = ir.FunctionType(word, [_I64])
+            return builder.asm(form, instruction, f"={register},l,~{{memory}}", [address], True)
+
+        return pointer.dtype(pointer, types.int64), codegen
+
+    return take
+
+
 def _warp_reduction(operation: str):
     """The reduction of a word over the whole warp, in every lane."""
 
@@ -92,6 +111,7 @@ def _warp_reduction(operation: str):
 
 
 warp_max_u32, warp_min_u32, warp_sum_s32 = (_warp_reduction(name) for name in ("max.u32", "min.u32", "add.s32"))
+take_ticket, take_ticket64 = _ticket("u32", "r", _I32), _ticket("u64", "l", _I64)
 load_streamed = _load16(".L1::no_allocate")  # read once
 load_kept = _load16("")  # read again soon
 max_bfloat16x2, max_float16x2 = _packed_max("bf16x2"), _packed_max("f16x2")

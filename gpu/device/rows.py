@@ -1,33 +1,65 @@
-"""A row as a block reads it again: its granules, and their stored maxima to skip those that don't matter."""
+"""Logits as kernels take them, and a row as a block reads it again: its granules, and their stored maxima."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda
+from numba import cuda, int32, int64, types
 
-from gpu.device.vectors import row_start
+from gpu.device.launch import pointer_to, record_of
+
+
+class Logits(NamedTuple):
+    """Logits [B, W, V], or [R, V] with a width of 1; draft probabilities too."""
+
+    words: Any  # uint32 pointer, at a granule
+    skew: Any  # elements from there to the first logit
+    width: Any  # rows a request
+    request_step: Any  # elements from a request to the next
+    row_step: Any
+    vocabulary: Any
+
+
+LOGITS = record_of(Logits, pointer_to(types.uint32), int32, int32, int64, int64, int32)
 
 
 class Row(NamedTuple):
     """One row of logits."""
 
-    words: Any  # the logits
-    first_vector: np.int64  # of the row, from `words`
-    head: np.int32  # elements of the neighbour in front, in the first granule
-    vocabulary: np.int32
-    num_granules: np.int32
+    words: Any
+    first_vector: Any  # int64, of the row, from `words`
+    head: Any  # int32, elements of the neighbour in front, in the first granule
+    vocabulary: Any  # int32
+    num_granules: Any  # int32
     maxima: Any  # words with two stored maxima each
-    maxima_at: np.int64  # index of the row's first one, in maxima, a multiple of eight
+    maxima_at: Any  # int64, index of the row's first one, in maxima, a multiple of eight
 
 
 @cuda.jit(device=True)
-def open_row(row, words, skew, width, request_step, row_step, vocabulary, maxima, stride, granule):
+def row_start(logits, row):
+    """The first element of a row, counted from the pointer."""
+    if logits.width == 1:
+        return np.int64(logits.skew) + np.int64(row) * logits.request_step
+    request = np.int32(np.uint32(row) // np.uint32(logits.width))
+    i = np.int32(row - request * logits.width)
+    return np.int64(logits.skew) + np.int64(request) * logits.request_step + np.int64(i) * logits.row_step
+
+
+@cuda.jit(device=True)
+def open_row(logits, row, granule, maxima, stride):
     """The row's view; `granule`: elements in one, `stride`: stored maxima a row."""
-    start = row_start(row, width, request_step, row_step, skew)
+    start = row_start(logits, row)
     head = np.int32(start % granule)
     first_vector = np.int64(start // granule) * 2
-    num_granules = np.int32((head + vocabulary + granule - 1) // granule)
-    return Row(words, first_vector, head, vocabulary, num_granules, maxima, np.int64(row) * stride)
+    num_granules = np.int32((head + logits.vocabulary + granule - 1) // granule)
+    return Row(
+        logits.words, first_vector, head, logits.vocabulary, num_granules, maxima, np.int64(row) * stride
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def row_without_maxima(logits, row, granule):
+    """The row's view for who reads all of it."""
+    return open_row(logits, row, granule, logits.words, 0)
 
 
 @cuda.jit(device=True)

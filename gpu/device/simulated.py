@@ -86,3 +86,11 @@ def warp_sum_s32(value):
     for i in range(5):
         value = np.int32(value + cuda.shfl_xor_sync(0xFFFFFFFF, value, 1 << i))
     return value
+
+
+def take_ticket(pointer, index):
+    """Atomic pointer[index] += 1; returns what was there."""
+    return add_at(pointer, index, pointer.dtype.type(1))
+
+
+take_ticket64 = take_ticket

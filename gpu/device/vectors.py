@@ -170,14 +170,6 @@ def format_of(name: str) -> Format:
 
 
 @cuda.jit(device=True)
-def row_start(row, width, request_step, row_step, skew):
-    """The first element of a row, counted from the pointer."""
-    if width == 1:
-        return np.int64(skew) + np.int64(row) * request_step
-    return np.int64(skew) + np.int64(row // width) * request_step + np.int64(row % width) * row_step
-
-
-@cuda.jit(device=True)
 def in_row(first, lane, vocabulary):
     """Whether element `lane` of a vector belongs to the row, `first` being the token id of its element 0."""
     return np.uint32(first + lane) < np.uint32(vocabulary)

@@ -14,7 +14,7 @@ from gpu.device.instructions import load_kept
 from gpu.device.rows import stored_maximum
 from gpu.device.vectors import BINS, format_of, halves_equal, halves_reaching, interleave
 
-CANDIDATES = 3968  # that fit in shared memory
+CANDIDATES = 3456  # that fit in shared memory
 LISTED = 4096  # granules that can be read again for them
 KEYS, IDS, WORK = 0, CANDIDATES, 2 * CANDIDATES  # where they lie in the shared int32 array
 BOX = WORK + LISTED  # a few words that one thread leaves for all
@@ -68,20 +68,23 @@ def gather_of(name: str, threads: int) -> Gather:
         top = np.int32(BINS - 1 - per_thread * cuda.threadIdx.x)
         own = np.int32(0)
         for i in range(per_thread):
-            own = np.int32(own + counts[at + top - i])
+            count = np.int32(counts[at + top - i])
+            shared[np.uint32(WORK + top - i)] = count  # nearer, for the search below
+            own = np.int32(own + count)
+        for i in range(per_thread):
+            counts[at + top - i] = 0
         before, total = prefix32(own, shared[SCRATCHES:])
         if before < need <= before + own:
             slot = top
-            count = np.int32(before + counts[at + slot])
-            while count < need:
+            count = np.int32(shared[np.uint32(WORK + slot)])
+            through = np.int32(before + count)
+            while through < need:
                 slot = np.int32(slot - 1)
-                count = np.int32(count + counts[at + slot])
-            shared[BOX], shared[BOX + 1] = slot, count
-            shared[BOX + 2] = np.int32(count - counts[at + slot])
+                count = np.int32(shared[np.uint32(WORK + slot)])
+                through = np.int32(through + count)
+            shared[BOX], shared[BOX + 1], shared[BOX + 2] = slot, through, np.int32(through - count)
         if cuda.threadIdx.x == 0 and total < need:
             shared[BOX], shared[BOX + 1], shared[BOX + 2] = 0, total, total
-        for i in range(per_thread):
-            counts[at + top - i] = 0
         cuda.syncthreads()
 
     # A thread's 32 stored maxima as bits: word j of sweep i, half h, at 16*h + 4*i + j.

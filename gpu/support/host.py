@@ -121,7 +121,7 @@ def _select_row(
         total = row_mass(flat, start, vocabulary, maximum, c_hi, c_lo)
     else:
         count, total, least_kept = kept_mass(flat, start, vocabulary, block_keys, least, maximum, c_hi, c_lo)
-    out.cutoff[row] = value_of(least_kept)
+    out.cutoff[row] = value_of(least_kept) + np.float32(0.0)  # never -0.0
     out.size[row] = count
     out.total[row] = total
     if count <= out.token_ids.shape[1]:

@@ -1,4 +1,4 @@
-"""The second kernel of the filter: one block a row, from the stored maxima to the kept set.
+"""From the marks of a row to its kept set, by one block.
 
 1  bound    a key that at least `need` elements reach (need: top_k; 1 for greedy rows)
 2  gather   the elements that reach it: candidates (key, id) in shared memory, in ascending id
@@ -9,32 +9,47 @@ A row that has no bound, or more candidates than fit, runs 3 and 4 over its memo
 """
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, types, void
+from numba import cuda, float32, int32
 
 from gpu import status
 from gpu.device.block import WARP
 from gpu.device.instructions import warp_max_u32
-from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
+from gpu.device.launch import pointer_to, record_of
 from gpu.device.rows import open_row
 from gpu.device.vectors import BINS, format_of
 from gpu.support.cutoffs import min_p_cutoff
 from gpu.support.finish import finish_of
-from gpu.support.gather import BOX, CANDIDATES, LISTED, SHARED, gather_of
+from gpu.support.gather import BOX, CANDIDATES, LISTED, gather_of
 from gpu.support.levels import SLOTS, Scale, levels_of
 from gpu.weights import GREEDY_TEMPERATURE, LOWEST, ONE, split_scale
 
-THREADS = 512
+SCRATCH64 = WARP + 2  # int64 of shared memory
 _GUESS = 1024  # candidates looked at first where only top-p or min-p bounds a row
-_SCRATCH64 = WARP + 2
 _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
 _POSITIVE_ZERO, _NEGATIVE_ZERO = np.uint32(0x8000), np.uint32(0x7FFF)  # stored maxima
 
 
+class Filter(NamedTuple):
+    """What bounds the rows, as kernels take it; their temperatures are the Rows'."""
+
+    top_k: Any  # int32 [R], 0: none
+    top_p: Any  # float32 [R]
+    min_p: Any  # float32 [R]
+    joint: Any  # int32: whether the filter order is
+
+
+FILTER = record_of(Filter, pointer_to(int32), pointer_to(float32), pointer_to(float32), int32)
+
+
 @lru_cache
-def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> Kernel:
-    """The kernel for logits of this dtype; its grid is (rows,)."""
+def pick_of(name: str, threads: int) -> Any:
+    """A device function for logits of this dtype: (index, logits, marks, bounds, rows, shared, scratch64).
+
+    Fills one row of `rows`. shared: int32 [gather.SHARED], scratch64: int64 [SCRATCH64].
+    """
     form = format_of(name)
     granule, value_of = 2 * form.lanes, form.value
     minus_inf, plus_inf, to_stored = form.minus_inf, form.plus_inf, np.uint32(form.bits - 16)
@@ -60,20 +75,16 @@ def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> K
                 least, reached = crossing(row, size, floor, top, top_p, whole, scale, shared, scratch64)
         return least, reached or k > 0
 
-    def pick(
-        words, skew, width, request_step, row_step, vocabulary, chunks, stride, maxima, chunk_largest, counts,
-        temperatures, top_ks, top_ps, min_ps, joint, capacity, num_segments,
-        statuses, maximums, cutoffs, totals, sizes, argmaxes, greedies, token_ids, weights, segments,
-    ):  # fmt: skip
-        shared = cuda.shared.array(SHARED, int32)
-        scratch64 = cuda.shared.array(_SCRATCH64, int64)
-        index = cuda.blockIdx.x
-        row = open_row(index, words, skew, width, request_step, row_step, vocabulary, maxima, stride, granule)
+    @cuda.jit(device=True)
+    def pick(index, logits, marks, bounds, rows, shared, scratch64):
+        vocabulary, capacity = logits.vocabulary, rows.capacity
+        row = open_row(logits, index, granule, marks.maxima, marks.stride)
         prefetched = maxima_of(row, 0)
-        temperature, k, top_p, min_p = temperatures[index], top_ks[index], top_ps[index], min_ps[index]
+        temperature, k = rows.temperature[index], bounds.top_k[index]
+        top_p, min_p = bounds.top_p[index], bounds.min_p[index]
         top = np.uint32(0)
-        for i in range(cuda.laneid, chunks, WARP):
-            top = max(top, np.uint32(chunk_largest[np.int64(index) * chunks + i]))
+        for i in range(cuda.laneid, marks.chunks, WARP):
+            top = max(top, np.uint32(marks.chunk_largest[np.int64(index) * marks.chunks + i]))
         top = warp_max_u32(top)
         greedy = temperature < GREEDY_TEMPERATURE or k == 1
         if greedy or k >= vocabulary:
@@ -81,13 +92,13 @@ def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> K
         need = np.int32(1) if greedy else np.int32(k)
         if need == 0 and (top_p < np.float32(1.0) or min_p > np.float32(0.0)):
             need = np.int32(_GUESS)
-        bound(counts, np.int64(index) * BINS, max(need, np.int32(1)), shared)
+        bound(marks.counts, np.int64(index) * BINS, max(need, np.int32(1)), shared)
         good = temperature >= 0 and temperature < np.inf and k >= 0 and top_p > 0 and min_p >= 0 and min_p < 1
         if not (minus_inf < top < plus_inf and good):
             if cuda.threadIdx.x == 0:
-                statuses[index], greedies[index] = _INVALID, np.uint8(0)
-                maximums[index], cutoffs[index] = np.float32(np.nan), np.float32(np.nan)
-                sizes[index], totals[index], argmaxes[index] = 0, 0, -1
+                rows.status[index], rows.greedy[index] = _INVALID, np.uint8(0)
+                rows.maximum[index], rows.cutoff[index] = np.float32(np.nan), np.float32(np.nan)
+                rows.count[index], rows.total[index], rows.argmax[index] = 0, 0, -1
             return
         least = np.uint32(shared[BOX] << 5)
         if shared[BOX + 1] > need + (need >> 1) + 128:
@@ -115,7 +126,7 @@ def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> K
                 while True:
                     if last:  # what was gathered doesn't hold the crossing
                         size, base = np.int32(-1), np.uint32(minus_inf + 1)
-                    kept, known = cut(row, size, base, top, k, top_p, joint, scale, shared, scratch64)
+                    kept, known = cut(row, size, base, top, k, top_p, bounds.joint, scale, shared, scratch64)
                     if known or last:
                         break
                     last = True
@@ -128,29 +139,23 @@ def pick_kernel(name: str, threads: int = THREADS, max_registers: int = 64) -> K
         count, total, kept, arg = np.int32(0), np.int64(0), np.uint32(0), np.uint32(0)
         if size >= 0:
             count, total, kept, arg = finish_candidates(
-                size, cutoff, scale, shared, scratch64, token_ids, weights, out, capacity
+                size, cutoff, scale, shared, scratch64, rows.token_ids, rows.weights, out, capacity
             )
         if size < 0 or (count > capacity and not greedy):  # readers walk a row that carries no entries by segments
             cuda.syncthreads()
             count, total, kept, arg = finish_row(
-                row, cutoff, scale, shared, scratch64, segments, np.int64(index) * num_segments
+                row, cutoff, scale, shared, scratch64, rows.segments, np.int64(index) * rows.num_segments
             )
             if count <= capacity and not greedy:
-                write_row(row, kept, cutoff, scale, shared, token_ids, weights, out)
+                write_row(row, kept, cutoff, scale, shared, rows.token_ids, rows.weights, out)
         if cuda.threadIdx.x == 0:
             if greedy:
                 count, total, kept = np.int32(1), np.int64(ONE), top
-                token_ids[out] = np.int32(arg)
-                weights[out] = np.int64(ONE)
-            statuses[index], greedies[index] = _OK, np.uint8(1 if greedy else 0)
-            maximums[index], cutoffs[index] = maximum, value_of(kept)
-            sizes[index], totals[index], argmaxes[index] = count, total, np.int32(arg)
+                rows.token_ids[out] = np.int32(arg)
+                rows.weights[out] = np.int64(ONE)
+            rows.status[index], rows.greedy[index] = _OK, np.uint8(1 if greedy else 0)
+            # A kept -0.0 and a kept +0.0 are one value.
+            rows.maximum[index], rows.cutoff[index] = maximum, np.float32(value_of(kept) + np.float32(0.0))
+            rows.count[index], rows.total[index], rows.argmax[index] = count, total, np.int32(arg)
 
-    signature = void(
-        *LOGIT_TYPES, int32, int32,
-        pointer_to(types.uint32), pointer_to(types.uint32), pointer_to(int32),
-        pointer_to(float32), pointer_to(int32), pointer_to(float32), pointer_to(float32), int32, int32, int32,
-        pointer_to(types.uint8), pointer_to(float32), pointer_to(float32), pointer_to(int64), pointer_to(int32),
-        pointer_to(int32), pointer_to(types.uint8), pointer_to(int32), pointer_to(int64), pointer_to(int64),
-    )  # fmt: skip
-    return Kernel(pick, signature, threads, max_registers)
+    return pick

@@ -5,23 +5,42 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, types
 
-from gpu.device.launch import pointer, pointer_to
+from gpu.device.launch import pointer, pointer_to, record_of
 from gpu.support.record import Support
 from gpu.weights import GREEDY_TEMPERATURE, log_share, log_total, split_scale, weight
 
-# The types of a support's arguments, in the order of `support_arguments`.
-SUPPORT_TYPES = (
+
+class Rows(NamedTuple):
+    """A Support as kernels take it: pointers to the arrays of that name, and their lengths."""
+
+    status: Any
+    maximum: Any
+    cutoff: Any
+    total: Any
+    count: Any
+    argmax: Any
+    greedy: Any
+    temperature: Any
+    token_ids: Any  # [R, capacity]
+    weights: Any
+    segments: Any  # int64 [R, num_segments]: masses of WARP granules each, of a row without entries
+    capacity: Any
+    num_segments: Any
+
+
+ROWS = record_of(
+    Rows,
     pointer_to(types.uint8), pointer_to(float32), pointer_to(float32), pointer_to(int64), pointer_to(int32),
     pointer_to(int32), pointer_to(types.uint8), pointer_to(float32), pointer_to(int32), pointer_to(int64),
     pointer_to(int64), int32, int32,
 )  # fmt: skip
 
 
-def support_arguments(support: Support) -> tuple[Any, ...]:
-    """A support as the arguments of a kernel."""
+def rows_argument(support: Support) -> Rows:
+    """A support as the argument of a kernel."""
     if support.walk is None:
         raise ValueError("support=host arrays, expected a Support that select_support made of these CuPy logits")
-    return (
+    return Rows(
         pointer(support.status), pointer(support.maximum), pointer(support.cutoff), pointer(support.total),
         pointer(support.count), pointer(support.argmax), pointer(support.greedy), pointer(support.temperature),
         pointer(support.token_ids), pointer(support.weights), pointer(support.walk.segments),
@@ -45,12 +64,13 @@ class Policy(NamedTuple):
 
 
 @cuda.jit(device=True)
-def open_policy(row, status, maximum, cutoff, total, count, argmax, greedy, temperature):
+def open_policy(rows, row):
     """The policy of a row."""
-    c_hi, c_lo = split_scale(max(temperature[row], GREEDY_TEMPERATURE))  # a greedy row reads none
+    temperature = rows.temperature[row]
+    c_hi, c_lo = split_scale(max(temperature, GREEDY_TEMPERATURE))  # a greedy row reads none
     return Policy(
-        status[row] == 0, greedy[row] != 0, count[row], argmax[row], total[row], cutoff[row], maximum[row],
-        temperature[row], np.float32(c_hi), np.float32(c_lo),
+        rows.status[row] == 0, rows.greedy[row] != 0, rows.count[row], rows.argmax[row], rows.total[row],
+        rows.cutoff[row], rows.maximum[row], temperature, np.float32(c_hi), np.float32(c_lo),
     )  # fmt: skip
 
 

@@ -29,8 +29,9 @@ class Walk:
 
     maxima: Array  # uint16 [R, stride]: the order key of the largest logit of each granule, cut to 16 bits
     segments: Array  # int64 [R, S]: kept weight of each 32 granules, of a row that carries no entries
-    chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk, where the first kernel leaves it
+    chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
+    tickets: Array  # int32 [R]: blocks that have read their part of a row; zero between calls
     no_min_p: Array  # float32 [R]: zeros, for a call without min_p
 
 

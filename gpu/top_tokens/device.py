@@ -4,9 +4,10 @@ import numpy as np
 
 from gpu.arrays import Array, on_device
 from gpu.device.launch import pointer
-from gpu.device.memory import check_device, device_logits, empty, view16
+from gpu.device.memory import check_device, device_logits, empty
 from gpu.support import Support, check_support
-from gpu.support.policy import support_arguments
+from gpu.support.marks import marks_argument
+from gpu.support.policy import rows_argument
 from gpu.top_tokens.kernel import MAX_K, top_kernel
 
 
@@ -32,8 +33,7 @@ def top(logits: Array, support: Support, k: int, rows: Array, out: tuple[Array, 
         return top_ids, top_values
     top_kernel(view.form.name, rows.dtype == np.int64).launch(
         (rows.size,),
-        *view.arguments, *support_arguments(support), view16(walk.maxima), walk.maxima.shape[1],
-        pointer(walk.chunk_largest), walk.chunk_largest.shape[1], pointer(rows), view.num_rows, k,
+        view.argument, rows_argument(support), marks_argument(walk), pointer(rows), view.num_rows, k,
         pointer(top_ids), pointer(top_values),
     )  # fmt: skip
     return top_ids, top_values

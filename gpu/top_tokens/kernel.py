@@ -10,14 +10,15 @@ A row with more candidates than fit finds its k-th largest element by counting, 
 from functools import lru_cache
 
 import numpy as np
-from numba import cuda, float32, int32, int64, types, void
+from numba import cuda, float32, int32, int64, void
 
 from gpu.device.block import WARP
 from gpu.device.instructions import warp_max_u32
-from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
-from gpu.device.rows import open_row
-from gpu.device.vectors import element_of, format_of, row_start
-from gpu.support.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy
+from gpu.device.launch import Kernel, pointer_to
+from gpu.device.rows import LOGITS, open_row, row_start
+from gpu.device.vectors import element_of, format_of
+from gpu.support.marks import MARKS
+from gpu.support.policy import ROWS, log_probability_under, log_scale, open_policy
 from gpu.top_tokens.entries import ROOM, entries_of, entry_of, token_of
 from gpu.top_tokens.search import SHARED, search_of
 
@@ -38,11 +39,11 @@ def top_kernel(name: str, wide_rows: bool, threads: int = THREADS, max_registers
     stored, reaching, largest, sort = ways.stored, ways.reaching, ways.largest, ways.sort
 
     @cuda.jit(device=True)
-    def row_top(chunk_largest, at, chunks):
+    def row_top(marks, index):
         # The largest key of a row, as the search takes it.
         top = np.uint32(0)
-        for i in range(cuda.laneid, chunks, WARP):
-            top = max(top, np.uint32(chunk_largest[at + i]))
+        for i in range(cuda.laneid, marks.chunks, WARP):
+            top = max(top, np.uint32(marks.chunk_largest[index * marks.chunks + i]))
         top = warp_max_u32(top)
         return np.uint32(top + np.uint32(1 if top == negative_zero else 0))
 
@@ -62,37 +63,31 @@ def top_kernel(name: str, wide_rows: bool, threads: int = THREADS, max_registers
             size = largest(row, key, np.int32(need - above), cutoff, entries, shared)
         return size
 
-    def top_tokens(
-        words, skew, width, request_step, row_step, vocabulary,
-        status, maximum, cutoff, total, count, argmax, greedy, temperature, token_ids, weights, segments, capacity,
-        num_segments,
-        maxima, stride, chunk_largest, chunks, rows, num_rows, k, out_ids, out_logprobs,
-    ):  # fmt: skip
+    def top_tokens(logits, support, marks, rows, num_rows, k, out_ids, out_logprobs):
         shared = cuda.shared.array(SHARED, int32)
         entries = cuda.shared.array(ROOM, int64)
         thread, out, index = cuda.threadIdx.x, np.int64(cuda.blockIdx.x) * k, np.int64(rows[cuda.blockIdx.x])
         size = np.int32(0)
-        if 0 <= index < num_rows and status[index] == 0:
-            found = np.int32(count[index])
+        if 0 <= index < num_rows and support.status[index] == 0:
+            found = np.int32(support.count[index])
             size = min(np.int32(k), found)
-            start = row_start(index, width, request_step, row_step, skew)
-            if greedy[index] != 0:
+            start = row_start(logits, index)
+            if support.greedy[index] != 0:
                 if thread == 0:
-                    entries[0] = entry_of(maximum[index], argmax[index])
-            elif found <= capacity and found <= ROOM:
-                stored(words, start, found, token_ids, index * capacity, entries)
+                    entries[0] = entry_of(support.maximum[index], support.argmax[index])
+            elif found <= support.capacity and found <= ROOM:
+                stored(logits.words, start, found, support.token_ids, index * support.capacity, entries)
             else:
-                row = open_row(index, words, skew, width, request_step, row_step, vocabulary, maxima, stride, granule)
-                top = row_top(chunk_largest, index * chunks, chunks)
-                found = gather(row, top, size, cutoff[index], entries, shared)
+                row = open_row(logits, index, granule, marks.maxima, marks.stride)
+                found = gather(row, row_top(marks, index), size, support.cutoff[index], entries, shared)
             sort(entries, found)
             size = min(size, found)
             # Opened here, not to keep its fields through the sort.
-            policy = open_policy(index, status, maximum, cutoff, total, count, argmax, greedy, temperature)
+            policy = open_policy(support, index)
             scale = log_scale(policy)
             for place in range(thread, size, threads):
                 token = token_of(entries[place])
-                x = element(words, np.int64(start + token))
+                x = element(logits.words, np.int64(start + token))
                 out_ids[out + place] = token
                 out_logprobs[out + place] = log_probability_under(policy, x, scale)
         for place in range(size + thread, k, threads):
@@ -100,8 +95,7 @@ def top_kernel(name: str, wide_rows: bool, threads: int = THREADS, max_registers
             out_logprobs[out + place] = np.float32(-np.inf)
 
     signature = void(
-        *LOGIT_TYPES, *SUPPORT_TYPES,
-        pointer_to(types.uint32), int32, pointer_to(types.uint32), int32, pointer_to(int64 if wide_rows else int32),
-        int32, int32, pointer_to(int32), pointer_to(float32),
+        LOGITS, ROWS, MARKS, pointer_to(int64 if wide_rows else int32), int32, int32, pointer_to(int32),
+        pointer_to(float32),
     )  # fmt: skip
     return Kernel(top_tokens, signature, threads, max_registers)

@@ -5,16 +5,16 @@ token. Rows behind it are never drawn.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, float32, float64, int32, int64, types, void
 
 from gpu import status as statuses
-from gpu.device.launch import LOGIT_TYPES, Kernel, pointer_to
-from gpu.device.rows import open_row
-from gpu.device.vectors import element_of, format_of, row_start
-from gpu.support.policy import SUPPORT_TYPES, log_probability_under, log_scale, open_policy, weight_under
+from gpu.device.launch import Kernel, pointer_to, record_of
+from gpu.device.rows import LOGITS, row_start, row_without_maxima
+from gpu.device.vectors import element_of, format_of
+from gpu.support.policy import ROWS, log_probability_under, log_scale, open_policy, weight_under
 from gpu.verification.draw import Law, draw_of
 
 THREADS = 512
@@ -23,13 +23,38 @@ SCRATCH64 = 33  # int64 of shared memory
 _OK, _INVALID = np.uint8(statuses.OK), np.uint8(statuses.INVALID)
 _ACCEPTED, _DRAWN, _BAD = 0, 1, 2
 
-VERDICT_TYPES = (
+
+class Requests(NamedTuple):
+    """What verification reads, as kernels take it."""
+
+    draft_tokens: Any  # int32 [B, W - 1]
+    num_drafts: Any  # int32 [B]
+    accept_uniforms: Any  # float64 [B, W]
+    draw_uniforms: Any
+    proposal: Any  # Logits: the draft probabilities [B, W - 1, V], where there are any
+    threshold_single: Any
+    threshold_acc: Any
+
+
+class Verdicts(NamedTuple):
+    """A Verdict as kernels take it: pointers to the arrays of that name."""
+
+    num_accepted: Any
+    num_committed: Any
+    tokens: Any
+    logprobs: Any
+    status: Any
+    error_row: Any
+
+
+REQUESTS = record_of(
+    Requests,
+    pointer_to(int32), pointer_to(int32), pointer_to(float64), pointer_to(float64), LOGITS, float64, float64,
+)  # fmt: skip
+VERDICTS = record_of(
+    Verdicts,
     pointer_to(int32), pointer_to(int32), pointer_to(int32), pointer_to(float32), pointer_to(types.uint8),
     pointer_to(int32),
-)  # fmt: skip
-REQUEST_TYPES = (
-    pointer_to(int32), pointer_to(int32), pointer_to(float64), pointer_to(float64),
-    pointer_to(types.uint32), int32, int64, int64, float64, float64,
 )  # fmt: skip
 
 
@@ -37,8 +62,8 @@ REQUEST_TYPES = (
 def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
     """A device function that verifies one request and writes its verdict, for logits and draft probabilities.
 
-    (request, shared, scratch64, arguments of the kernel) -> rows committed, whether the request is OK, the policy and
-    the log scale of this thread's row. shared: int32 [8], scratch64: int64 [SCRATCH64].
+    (request, logits, rows, requests, verdicts, shared, scratch64) -> rows committed, whether the request is OK, the
+    policy and the log scale of this thread's row. shared: int32 [8], scratch64: int64 [SCRATCH64].
     """
     granule = 2 * format_of(name).lanes
     element, draft_prob_of = element_of(name), element_of(proposal_name or "float32")
@@ -46,55 +71,40 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
     draw = draw_of(name, proposal_name, threads)
 
     @cuda.jit(device=True)
-    def accepts(policy, x, draft, uniform, draft_prob, threshold_single, threshold_acc):
+    def accepts(policy, x, draft, draft_prob, uniform, requests):
         total = np.float64(policy.total)
         mass = np.float64(weight_under(policy, draft, x))
-        return uniform * draft_prob * threshold_acc * total < mass or mass >= threshold_single * total
+        limit = uniform * draft_prob * requests.threshold_acc * total
+        return limit < mass or mass >= requests.threshold_single * total
 
     @cuda.jit(device=True)
-    def proposal_start(request, i, skew, request_step, row_step):
-        return np.int64(skew + np.int64(request) * request_step + np.int64(i) * row_step)
-
-    @cuda.jit(device=True)
-    def settle(
-        request, shared, scratch64,
-        words, skew, width, request_step, row_step, vocabulary,
-        status, maximum, cutoff, total, count, argmax, greedy, temperature, token_ids, weights, segments, capacity,
-        num_segments,
-        draft_tokens, num_drafts, accept_uniforms, draw_uniforms, proposal, proposal_skew, proposal_step,
-        proposal_row_step, threshold_single, threshold_acc,
-        num_accepted, num_committed, tokens, logprobs, verdict_status, error_row,
-    ):  # fmt: skip
+    def settle(request, logits, rows, requests, verdicts, shared, scratch64):
+        width = logits.width
         i = cuda.threadIdx.x
         first_row = np.int64(request) * width
-        drafts = np.int32(num_drafts[request])
+        drafts = np.int32(requests.num_drafts[request])
         possible = 0 <= drafts < width  # nobody has checked it: else the request ends INVALID at its first row
         drafts = drafts if possible else np.int32(0)
         if i == 0:
             shared[0], shared[2], shared[3] = width, -1, _BAD
         cuda.syncthreads()
         decision, draft, draft_prob = np.int32(_ACCEPTED), np.int32(-1), np.float64(1.0)
-        policy = open_policy(
-            first_row + min(i, width - 1), status, maximum, cutoff, total, count, argmax, greedy, temperature
-        )
+        policy = open_policy(rows, first_row + min(i, width - 1))
         scale = log_scale(policy)  # early: it hides behind the loads
         if i <= drafts and i < width:
             decision = np.int32(_DRAWN) if policy.valid and possible else np.int32(_BAD)
             if policy.valid and i < drafts:
-                draft = np.int32(draft_tokens[np.int64(request) * (width - 1) + i])
-                good = 0 <= draft < vocabulary
+                draft = np.int32(requests.draft_tokens[np.int64(request) * (width - 1) + i])
+                good = 0 <= draft < logits.vocabulary
                 if good and proposes:
-                    at = proposal_start(request, i, proposal_skew, proposal_step, proposal_row_step)
-                    draft_prob = np.float64(draft_prob_of(proposal, np.int64(at + draft)))
+                    at = row_start(requests.proposal, np.int32(request * (width - 1) + i))
+                    draft_prob = np.float64(draft_prob_of(requests.proposal.words, np.int64(at + draft)))
                     good = 0.0 < draft_prob < np.inf
                 if not good:
                     decision = np.int32(_BAD)
                 else:
-                    start = row_start(first_row + i, width, request_step, row_step, skew)
-                    x = element(words, np.int64(start + draft))
-                    if accepts(
-                        policy, x, draft, accept_uniforms[first_row + i], draft_prob, threshold_single, threshold_acc
-                    ):
+                    x = element(logits.words, np.int64(row_start(logits, first_row + i) + draft))
+                    if accepts(policy, x, draft, draft_prob, requests.accept_uniforms[first_row + i], requests):
                         decision = np.int32(_ACCEPTED)
             if decision != _ACCEPTED:
                 cuda.atomic.min(shared, 0, i)
@@ -105,43 +115,39 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
         cuda.syncthreads()
         removed, decision = np.int32(shared[2]), np.int32(shared[3])
         at_row = first_row + last
-        policy_of_last = open_policy(
-            min(at_row, first_row + width - 1), status, maximum, cutoff, total, count, argmax, greedy, temperature
-        )
+        policy_of_last = open_policy(rows, min(at_row, first_row + width - 1))
         token = np.int32(-1)
         if decision == _DRAWN:
             token = np.int32(policy_of_last.argmax)
             if not policy_of_last.greedy:
-                row = open_row(at_row, words, skew, width, request_step, row_step, vocabulary, words, 0, granule)
+                row = row_without_maxima(logits, at_row, granule)
                 law_at = np.int64(-1)
                 if proposes and removed >= 0:
-                    law_at = proposal_start(request, last, proposal_skew, proposal_step, proposal_row_step)
+                    law_at = row_start(requests.proposal, np.int32(request * (width - 1) + last))
                     removed = np.int32(-1)
-                token = draw(
-                    row, policy_of_last, draw_uniforms[at_row], Law(removed, proposal, law_at), token_ids, weights,
-                    at_row * capacity, capacity, segments, at_row * num_segments, shared[4:], scratch64,
-                )  # fmt: skip
+                law = Law(removed, requests.proposal.words, law_at)
+                uniform = requests.draw_uniforms[at_row]
+                token = draw(row, at_row, policy_of_last, uniform, law, rows, shared[4:], scratch64)
         if i < width:
             out = first_row + i
             if i < last:
-                tokens[out] = draft
+                verdicts.tokens[out] = draft
             elif i == last and token >= 0:
-                tokens[out] = token
+                verdicts.tokens[out] = token
                 draft = token
             else:
-                tokens[out] = -1
+                verdicts.tokens[out] = -1
                 draft = np.int32(-1)
-            logprobs[out] = np.float32(np.nan)
+            verdicts.logprobs[out] = np.float32(np.nan)
             if draft >= 0 and i <= last:
-                start = row_start(first_row + i, width, request_step, row_step, skew)
-                x = element(words, np.int64(start + draft))
-                logprobs[out] = log_probability_under(policy, x, scale)
+                x = element(logits.words, np.int64(row_start(logits, first_row + i) + draft))
+                verdicts.logprobs[out] = log_probability_under(policy, x, scale)
         good = token >= 0
         committed = np.int32(last + (1 if good else 0))
         if i == 0:
-            num_accepted[request], num_committed[request] = last, committed
-            verdict_status[request] = _OK if good else _INVALID
-            error_row[request] = -1 if good else last
+            verdicts.num_accepted[request], verdicts.num_committed[request] = last, committed
+            verdicts.status[request] = _OK if good else _INVALID
+            verdicts.error_row[request] = -1 if good else last
         return committed, good, policy, scale
 
     return settle
@@ -152,25 +158,9 @@ def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) 
     """The kernel for logits and draft probabilities of these dtypes (None: no proposals); its grid is (requests,)."""
     settle = settle_of(name, proposal_name, threads)
 
-    def verify(
-        words, skew, width, request_step, row_step, vocabulary,
-        status, maximum, cutoff, total, count, argmax, greedy, temperature, token_ids, weights, segments, capacity,
-        num_segments,
-        draft_tokens, num_drafts, accept_uniforms, draw_uniforms, proposal, proposal_skew, proposal_step,
-        proposal_row_step, threshold_single, threshold_acc,
-        num_accepted, num_committed, tokens, logprobs, verdict_status, error_row,
-    ):  # fmt: skip
+    def verify(logits, rows, requests, verdicts):
         shared = cuda.shared.array(8, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        settle(
-            cuda.blockIdx.x, shared, scratch64,
-            words, skew, width, request_step, row_step, vocabulary,
-            status, maximum, cutoff, total, count, argmax, greedy, temperature, token_ids, weights, segments, capacity,
-            num_segments,
-            draft_tokens, num_drafts, accept_uniforms, draw_uniforms, proposal, proposal_skew, proposal_step,
-            proposal_row_step, threshold_single, threshold_acc,
-            num_accepted, num_committed, tokens, logprobs, verdict_status, error_row,
-        )  # fmt: skip
+        settle(cuda.blockIdx.x, logits, rows, requests, verdicts, shared, scratch64)
 
-    signature = void(*LOGIT_TYPES, *SUPPORT_TYPES, *REQUEST_TYPES, *VERDICT_TYPES)
-    return Kernel(verify, signature, threads, MAX_REGISTERS)
+    return Kernel(verify, void(LOGITS, ROWS, REQUESTS, VERDICTS), threads, MAX_REGISTERS)

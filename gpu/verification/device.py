@@ -1,15 +1,13 @@
 """Chain verification on a device: one launch, no synchronisation."""
 
-from typing import Any
-
 import numpy as np
 
 from gpu.arrays import Array, on_device
 from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty
 from gpu.support import Support, check_support
-from gpu.support.policy import support_arguments
-from gpu.verification.chain import THREADS, verify_kernel
+from gpu.support.policy import rows_argument
+from gpu.verification.chain import THREADS, Requests, Verdicts, verify_kernel
 from gpu.verification.record import Verdict
 
 
@@ -25,15 +23,15 @@ def allocate(batch: int, width: int) -> Verdict:
     )
 
 
-def verdict_arguments(verdict: Verdict) -> tuple[Any, ...]:
-    """A verdict as the arguments of a kernel."""
-    return (
+def verdicts_argument(verdict: Verdict) -> Verdicts:
+    """A verdict as the argument of a kernel."""
+    return Verdicts(
         pointer(verdict.num_accepted), pointer(verdict.num_committed), pointer(verdict.tokens),
         pointer(verdict.logprobs), pointer(verdict.status), pointer(verdict.error_row),
     )  # fmt: skip
 
 
-def request_arguments(
+def requests_argument(
     rows: DeviceLogits,
     logits: Array,
     support: Support,
@@ -45,8 +43,8 @@ def request_arguments(
     threshold_single: float,
     threshold_acc: float,
     out: Verdict | None,
-) -> tuple[Verdict, tuple[Any, ...], str | None]:
-    """Room for the verdict, what verification reads as the arguments of a kernel, the dtype of the proposals."""
+) -> tuple[Verdict, Requests, str | None]:
+    """Room for the verdict, what verification reads as the argument of a kernel, the dtype of the proposals."""
     batch, width = logits.shape[:2]
     check_support(support, batch * width)
     check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
@@ -64,14 +62,11 @@ def request_arguments(
     elif out.tokens.shape != (batch, width) or not on_device(out.tokens):
         raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
     proposal = device_logits(draft_probs, 3, "draft_probs") if draft_probs is not None and width > 1 else None
-    of_proposal = (rows.words, 0, 0, 0)
-    if proposal:
-        of_proposal = (proposal.words, proposal.skew, proposal.request_step, proposal.row_step)
-    arguments = (
-        pointer(draft_tokens), pointer(num_drafts), pointer(accept_uniforms), pointer(draw_uniforms), *of_proposal,
-        threshold_single, threshold_acc,
+    requests = Requests(
+        pointer(draft_tokens), pointer(num_drafts), pointer(accept_uniforms), pointer(draw_uniforms),
+        (proposal or rows).argument, threshold_single, threshold_acc,
     )  # fmt: skip
-    return out, arguments, proposal.form.name if proposal else None
+    return out, requests, proposal.form.name if proposal else None
 
 
 def verify(
@@ -88,12 +83,12 @@ def verify(
 ) -> Verdict:
     """verify_chain of CuPy arrays."""
     rows = device_logits(logits, 3)
-    out, request, proposal_name = request_arguments(
+    out, requests, proposal_name = requests_argument(
         rows, logits, support, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs,
         threshold_single, threshold_acc, out,
     )  # fmt: skip
     if logits.shape[0]:
         verify_kernel(rows.form.name, proposal_name).launch(
-            (logits.shape[0],), *rows.arguments, *support_arguments(support), *request, *verdict_arguments(out)
+            (logits.shape[0],), rows.argument, rows_argument(support), requests, verdicts_argument(out)
         )
     return out

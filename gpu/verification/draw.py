@@ -52,8 +52,8 @@ def draw_threshold(uniform, total):
 def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
     """A device function that draws, for logits and draft probabilities of these dtypes.
 
-    (row, policy, uniform, law, token_ids, weights, entries_at, capacity, segments, segments_at, shared, scratch64)
-    -> token id, or -1 if the proposal isn't a distribution. shared: int32 [4].
+    (row, its index, policy, uniform, law, rows, shared, scratch64) -> token id, or -1 if the proposal isn't a
+    distribution. shared: int32 [4].
     """
     form, block = format_of(name), block_of(threads)
     lanes, key_of, value_of = form.lanes, form.key, form.value
@@ -208,14 +208,13 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
         return np.int32(shared[0])
 
     @cuda.jit(device=True)
-    def draw(
-        row, policy, uniform, law, token_ids, weights, entries_at, capacity, segments, segments_at, shared, scratch64
-    ):
+    def draw(row, index, policy, uniform, law, rows, shared, scratch64):
+        at, segments_at = np.int64(index) * rows.capacity, np.int64(index) * rows.num_segments
         while True:
-            if policy.count <= capacity:
-                token = among_entries(policy, uniform, law, token_ids, weights, entries_at, shared, scratch64)
+            if policy.count <= rows.capacity:
+                token = among_entries(policy, uniform, law, rows.token_ids, rows.weights, at, shared, scratch64)
             elif law.proposal_at < 0:
-                token = by_segments(row, policy, uniform, law, segments, segments_at, shared, scratch64)
+                token = by_segments(row, policy, uniform, law, rows.segments, segments_at, shared, scratch64)
             else:
                 token = by_granules(row, policy, uniform, law, shared, scratch64)
             if token != -2:

@@ -9,27 +9,31 @@ import numpy as np
 from gpu.capture import device as capture_device
 from gpu.device import memory
 from gpu.device.memory import SimulatedArray
+from gpu.rounds import device as rounds_device
 from gpu.support import device as support_device
 from gpu.verification import device as verification_device
 from tests.backends import Device
 
 FACTORIES = (
-    (support_device, "scan_kernel"),
-    (support_device, "pick_kernel"),
+    (support_device, "filter_kernel"),
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
     (capture_device, "fused_kernel"),
+    (rounds_device, "round_kernel"),
 )
-READERS = (support_device, verification_device, capture_device)
+READERS = (support_device, verification_device, capture_device, rounds_device)
 
 
 class Simulated(Device):
-    """Kernels of blocks of `threads`; the first logit lies `skew` elements behind a granule's boundary."""
+    """Kernels of blocks of `threads`; the first logit lies `skew` elements behind a granule's boundary.
+
+    blocks: how many a launch wants; with fewer than there are chunks, each reads several.
+    """
 
     name = "simulated"
 
-    def __init__(self, threads=64, skew=0):
-        self.threads, self.skew = threads, skew
+    def __init__(self, threads=64, skew=0, blocks=1024):
+        self.threads, self.skew, self.blocks = threads, skew, blocks
 
     def up(self, array):
         return array.view(SimulatedArray)
@@ -45,6 +49,10 @@ class Simulated(Device):
         with self.patched():
             return super().verify_and_capture(*arguments)
 
+    def run_round(self, *arguments, **options):
+        with self.patched():
+            return super().run_round(*arguments, **options)
+
     @contextmanager
     def patched(self):
         """Kernels of this block size, logits with this skew."""
@@ -52,6 +60,8 @@ class Simulated(Device):
             for module, name in FACTORIES:
                 factory = partial(getattr(module, name), threads=self.threads)
                 stack.enter_context(mock.patch.object(module, name, factory))
+            stack.enter_context(mock.patch.object(rounds_device, "THREADS", self.threads))
+            stack.enter_context(mock.patch.object(support_device, "BLOCKS", self.blocks))
             for module in READERS:
                 stack.enter_context(mock.patch.object(module, "device_logits", self._skewed))
             yield

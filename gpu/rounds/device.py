@@ -1,0 +1,48 @@
+"""A round on a device: one launch, no synchronisation."""
+
+import numpy as np
+
+from gpu.arrays import Array
+from gpu.capture import Capture
+from gpu.capture import device as capture
+from gpu.capture.request import MAX_WIDTH
+from gpu.device.memory import check_device, device_logits
+from gpu.rounds.kernel import round_kernel
+from gpu.support import Support
+from gpu.support import device as support_device
+from gpu.support.filter import THREADS
+from gpu.support.policy import rows_argument
+from gpu.verification import Verdict
+from gpu.verification import device as verification
+
+
+def run(
+    logits: Array,
+    bounds: tuple,
+    request: tuple,
+    thresholds: tuple[float, float],
+    wanted: Array,
+    max_support: int,
+    out: tuple[Support, Verdict, Capture] | None,
+) -> tuple[Support, Verdict, Capture]:
+    """run_round of CuPy arrays: one launch up to MAX_WIDTH rows a request, else three."""
+    rows = device_logits(logits, 3)
+    batch, width, _ = logits.shape
+    support, verdict, masks = out or (None, None, None)
+    check_device("wanted", wanted, np.bool_, (batch,))
+    if width > MAX_WIDTH or batch == 0:
+        flat = logits.reshape(batch * width, rows.vocabulary)
+        support = support_device.select(flat, *bounds, support)
+        verdict = verification.verify(logits, support, *request, *thresholds, verdict)
+        return support, verdict, capture.capture(logits, support, verdict, wanted, max_support, masks)
+    support, marks, of_filter, blocks = support_device.filter_arguments(rows, THREADS, *bounds, support)
+    verdict, requests, proposal_name = verification.requests_argument(
+        rows, logits, support, *request, *thresholds, verdict
+    )
+    masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
+    round_kernel(rows.form.name, proposal_name).launch(
+        (blocks,),
+        rows.argument, marks, of_filter, rows_argument(support), batch, requests,
+        verification.verdicts_argument(verdict), capture.captures_argument(wanted, max_support, masks),
+    )  # fmt: skip
+    return support, verdict, masks
