@@ -4,7 +4,7 @@ adjust_logits    penalties and bias, each row on its own prefix
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
 verify_chain     which drafts are kept, and the token after them
 capture_masks    the supports of what was committed, packed; verify_and_capture does both in one launch
-run_round        filter, verification and capture of a round; on a device in one launch
+run_round        filter, verification and capture of a round; on a device in two launches
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
 top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position

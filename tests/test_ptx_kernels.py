@@ -13,7 +13,8 @@ import pytest
 from gpu.capture.fused import fused_kernel
 from gpu.capture.kernel import capture_kernel
 from gpu.rounds.kernel import round_kernel
-from gpu.support.filter import filter_kernel
+from gpu.support.pick import pick_kernel
+from gpu.support.scan import scan_kernel
 from gpu.verification.chain import verify_kernel
 from tests.ptx import analyse, compile_ptx
 from tests.strategies import DTYPES
@@ -24,7 +25,8 @@ FIRST_TERM = f"0d{struct.unpack('<Q', struct.pack('<d', 1 / 23))[0]:016X}"  # on
 WEIGHT_FMAS, LOG_FMAS = 8, 12  # in gpu/weights.py: of `weight`, of `log64`
 
 KERNELS = {
-    **{f"filter {name}": (filter_kernel, name) for name in DTYPES},
+    **{f"scan {name}": (scan_kernel, name) for name in DTYPES},
+    **{f"pick {name}": (pick_kernel, name) for name in DTYPES},
     **{f"verify {name}": (verify_kernel, name, None) for name in DTYPES},
     **{
         f"verify {name} proposing {other}": (verify_kernel, name, other)
@@ -37,7 +39,7 @@ KERNELS = {
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
 }
 SPILLED = {
-    "filter": 450,
+    "pick": 450,
     "round": 450,
     "verify": 96,
     "fused": 256,
@@ -57,7 +59,7 @@ def cases(*kinds):
     return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
 
 
-@cases("filter", "verify", "capture", "fused", "round")
+@cases("scan", "pick", "verify", "capture", "fused", "round")
 def test_a_block_fits_a_multiprocessor(case):
     kernel, _, facts = compiled(case)
     assert facts.shared_bytes <= 48 * 1024
@@ -65,7 +67,7 @@ def test_a_block_fits_a_multiprocessor(case):
     assert 2 * allocated <= REGISTERS  # so that one block's latency is another's work
 
 
-@cases("filter", "verify", "capture", "fused", "round")
+@cases("scan", "pick", "verify", "capture", "fused", "round")
 def test_nothing_is_spilled(case):
     _, _, facts = compiled(case)
     assert facts.num_local == 0  # an array that the compiler can't keep in registers
@@ -74,40 +76,44 @@ def test_nothing_is_spilled(case):
     assert facts.stack_bytes <= limit
 
 
-@cases("filter")
+@cases("scan")
 def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
     _, ptx, facts = compiled(case)
-    assert len(re.findall(r"\bld\.global\.L1::no_allocate\.v4", ptx)) == 8  # the first chunk's, and the next one's
-    assert set(facts.atomics) == {"atom.shared.add.u32", "atom.global.add.u32", "atom.acq_rel.gpu.global.add.u32"}
+    assert facts.num_16_byte_loads == 4
+    assert len(re.findall(r"\bld\.global\.L1::no_allocate\.v4", ptx)) == 4
+    assert not re.search(r"\bld\.global\.(?!L1)", ptx)  # and nothing else of the logits
+    assert facts.num_f64 == facts.num_fma == 0
+    assert facts.registers <= 32  # four blocks of 512 threads a multiprocessor
+    assert set(facts.atomics) == {"atom.shared.add.u32", "atom.global.add.u32"}
     packed = {"float32": r"max\.NaN\.f32", "float16": r"max\.NaN\.f16x2", "bfloat16": r"max\.NaN\.bf16x2"}
     assert re.search(packed[case.split()[1]], ptx)
     assert "redux.sync.max.u32" in ptx
 
 
-@cases("filter", "verify", "capture", "fused", "round")
+@cases("pick", "verify", "capture", "fused", "round")
 def test_rows_are_read_again_wide(case):
-    wide = {"filter": 17, "verify": 6, "capture": 1, "fused": 7, "round": 24}
+    wide = {"pick": 9, "verify": 6, "capture": 1, "fused": 7, "round": 24}
     assert compiled(case)[2].num_16_byte_loads >= wide[case.split()[0]]
 
 
-@cases("filter", "verify", "capture", "fused", "round")
+@cases("pick", "verify", "capture", "fused", "round")
 def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
-    assert facts.num_f64 <= {"filter": 60, "verify": 190, "capture": 80, "fused": 230, "round": 290}[case.split()[0]]
-    if case.startswith("filter"):
+    assert facts.num_f64 <= {"pick": 60, "verify": 190, "capture": 80, "fused": 230, "round": 290}[case.split()[0]]
+    if case.startswith("pick"):
         weighing = [loop for loop in innermost_loops(ptx) if re.search(RINT, loop)]
         assert len(weighing) > 5
         assert not any(computes_in_f64(loop) for loop in weighing)
 
 
-@cases("filter", "verify", "capture")
+@cases("scan", "pick", "verify", "capture")
 def test_atomics_are_32_bits_wide(case):
     for name in compiled(case)[2].atomics:
         assert name.endswith(("u32", "s32", "b32")), name
 
 
-@cases("filter", "verify", "capture", "fused", "round")
+@cases("pick", "verify", "capture", "fused", "round")
 def test_no_product_is_fused_into_a_sum(case):
     """Every fma is one that gpu/weights.py asks for, and no loose product reaches a sum in which it could be fused."""
     _, ptx, facts = compiled(case)

@@ -8,16 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.cases import CAPACITY, MAX_SUPPORT, WIDTH, Inputs, Setting, Shape
-from gpu import (
-    Capture,
-    RoundBuffer,
-    Verdict,
-    capture_masks,
-    select_support,
-    top_logprobs,
-    verify_and_capture,
-    verify_chain,
-)
+from gpu import Capture, RoundBuffer, Verdict, run_round, select_support, top_logprobs
 
 NUM_TOP = 128
 _ROOM = 4096
@@ -54,8 +45,9 @@ class Rounds:
     def calls(self, through: str) -> list:
         """A function for each set that runs the stages up to and including this one."""
         stages = self.stages[: self.stages.index(through) + 1]
-        if "capture" in stages:  # verification and capture are one launch then
-            stages = tuple(stage for stage in stages if stage != "verify")
+        # Each of these holds the one before it.
+        contained = {"filter": "verify", "verify": "capture"}
+        stages = tuple(stage for stage in stages if contained.get(stage) not in stages)
 
         def call(one: Round):
             steps = [getattr(one, f"run_{stage}") for stage in stages]
@@ -92,13 +84,11 @@ class Round:
         self.top_k = cupy.full(rows, setting.top_k, np.int32)
         self.top_p = cupy.full(rows, setting.top_p, np.float32)
         self.num_drafts = cupy.full(batch, WIDTH - 1, np.int32)
-        self.wanted, self.row_numbers = cupy.ones(batch, np.bool_), cupy.arange(rows, dtype=np.int32)
+        self.everyone, self.nobody = cupy.ones(batch, np.bool_), cupy.zeros(batch, np.bool_)
+        self.row_numbers = cupy.arange(rows, dtype=np.int32)
         self.drafts, self.accept, self.draw = (as_cupy(t) for t in (inputs.drafts, inputs.accept, inputs.draw))
         self.support = self.verdict = self.capture = self.top = self.buffer = None
-        self.run_filter()
-        self.run_verify()
-        if not setting.unfiltered:
-            self.capture = capture_masks(self.logits, self.support, self.verdict, self.wanted, self.max_support)
+        self.run_verify() if setting.unfiltered else self.run_capture()
 
     def run_filter(self) -> None:
         self.support = select_support(
@@ -106,14 +96,17 @@ class Round:
         )
 
     def run_verify(self) -> None:
-        self.verdict = verify_chain(
-            self.logits, self.support, self.drafts, self.num_drafts, self.accept, self.draw, out=self.verdict
-        )
+        """The round without a mask request."""
+        self._run(self.nobody)
 
     def run_capture(self) -> None:
-        verify_and_capture(
-            self.logits, self.support, self.drafts, self.num_drafts, self.accept, self.draw, self.wanted,
-            self.max_support, out=(self.verdict, self.capture),
+        self._run(self.everyone)
+
+    def _run(self, wanted: Any) -> None:
+        before = None if self.capture is None else (self.support, self.verdict, self.capture)
+        self.support, self.verdict, self.capture = run_round(
+            self.logits, self.temperature, self.top_k, self.top_p, self.min_p, self.drafts, self.num_drafts,
+            self.accept, self.draw, wanted, self.max_support, capacity=CAPACITY, out=before,
         )  # fmt: skip
 
     def run_pack(self) -> None:

@@ -16,6 +16,11 @@ from gpu.verification import Verdict
 from gpu.verification.device import requests_argument, verdicts_argument, verify
 
 
+def new_progress(batch: int) -> Array:
+    """What the blocks of a launch tell each other: see gpu/capture/request.py."""
+    return zeros((2 * batch + 2,), np.int64)
+
+
 def allocate(batch: int, width: int, room: int) -> Capture:
     """A Capture on the device with room for this many entries."""
     return Capture(
@@ -26,7 +31,7 @@ def allocate(batch: int, width: int, room: int) -> Capture:
         offsets=empty((batch * width + 1,), np.int64),
         token_ids=empty((room,), np.int32),
         logprobs=empty((room,), np.float32),
-        progress=zeros((2 * batch + 2,), np.int64),
+        progress=new_progress(batch),
     )
 
 

@@ -17,6 +17,7 @@ THREADS = 512
 _ROW = 1 << 40  # one row, in a sum of rows and entries
 _OK, _OVERFLOW, _INVALID = np.uint8(statuses.OK), np.uint8(statuses.OVERFLOW), np.uint8(statuses.INVALID)
 
+
 @cuda.jit(device=True)
 def _packed(row, width, wanted, num_committed, count, max_support):
     # Whether a row has a mask: committed, wanted, and neither it nor one before it in the request too large.

@@ -113,9 +113,7 @@ def request_of(name: str, proposal_name: str | None, threads: int) -> Any:
                     np.float32(0.0), np.float32(0.0), np.float32(0.0),
                 )  # fmt: skip
                 captures.token_ids[base + e] = token
-                captures.logprobs[base + e] = log_probability_under(
-                    of_row, x, LogScale(row_inverse[row], row_log[row])
-                )
+                captures.logprobs[base + e] = log_probability_under(of_row, x, LogScale(row_inverse[row], row_log[row]))
         for j in range(num_packed):
             if row_count[j] > rows.capacity and base + row_at[j] + row_count[j] <= captures.room:
                 pack_walked(

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from gpu.capture.device import new_progress
 from gpu.capture.record import Capture
-from gpu.device.memory import zeros
 from gpu.device.transfer import Mirror
 from gpu.verification import Verdict
 
@@ -51,7 +51,7 @@ class RoundBuffer:
             self._begin[name] = size
             size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
         self._mirror = Mirror(size, num_slots)
-        self.out: tuple[Verdict, Capture] = self._records(self._mirror.device, zeros((batch + 2,), np.int64))
+        self.out: tuple[Verdict, Capture] = self._records(self._mirror.device, new_progress(batch))
 
     @property
     def nbytes(self) -> int:

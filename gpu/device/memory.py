@@ -54,8 +54,8 @@ class DeviceLogits(NamedTuple):
     words: Any
     skew: int  # elements between the pointer, rounded down to a granule, and the first logit
     width: int  # rows a request
-    request_step: int  # elements from a request to the next
-    row_step: int
+    row_step: int  # elements from a row to the next
+    request_gap: int  # elements between a request's rows and the next one's, beyond row_step
     vocabulary: int
     form: Format
     num_rows: int
@@ -64,6 +64,11 @@ class DeviceLogits(NamedTuple):
     def argument(self) -> Logits:
         """For the kernel."""
         return Logits(*self[:6])
+
+    @property
+    def request_step(self) -> int:
+        """Elements from a request to the next."""
+        return self.width * self.row_step + self.request_gap
 
     @property
     def num_granules(self) -> int:
@@ -94,18 +99,23 @@ def device_logits(logits: Array, ndim: int, name: str = "logits") -> DeviceLogit
         )
     *outer, row_step = (step // size for step in steps[:-1])
     width = logits.shape[1] if ndim == 3 else 1
-    request_step = outer[0] if ndim == 3 else row_step
+    request_gap = 0
+    if ndim == 3 and logits.shape[0] > 1:
+        if width == 1:
+            row_step = outer[0]
+        request_gap = outer[0] - width * row_step
     if SIMULATED:
-        words, skew = _simulated_words(logits, request_step, row_step, width), 0
+        words, skew = _simulated_words(logits, request_gap, row_step, width), 0
     else:
         address = logits.data.ptr
         words, skew = address - address % _ALIGNED, address % _ALIGNED // size
     num_rows = logits.size // vocabulary
-    return DeviceLogits(words, skew, width, request_step, row_step, vocabulary, format_of(kind), num_rows)
+    return DeviceLogits(words, skew, width, row_step, request_gap, vocabulary, format_of(kind), num_rows)
 
 
-def _simulated_words(logits: Array, request_step: int, row_step: int, width: int) -> np.ndarray:
-    span = (logits.shape[0] - 1) * request_step + (width - 1) * row_step + logits.shape[-1] if logits.size else 0
+def _simulated_words(logits: Array, request_gap: int, row_step: int, width: int) -> np.ndarray:
+    requests = logits.size // (width * logits.shape[-1]) if logits.size else 0
+    span = (requests * width - 1) * row_step + (requests - 1) * request_gap + logits.shape[-1] if requests else 0
     size = logits.dtype.itemsize
     flat = np.lib.stride_tricks.as_strided(np.asarray(logits), (span,), (size,))
     padded = np.zeros(-(-span * size // _ALIGNED) * _ALIGNED, np.uint8)

@@ -1,5 +1,7 @@
 """CUDA instructions that Numba doesn't offer, on pointers. One file, so that a change of compiler finds them all."""
 
+from functools import lru_cache
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -24,6 +26,37 @@ def _load16(cache: str):
             return context.make_tuple(builder, signature.return_type, items)
 
         return _WORDS(words, types.int64), codegen
+
+    return load
+
+
+@lru_cache
+def load_four(stride: int):
+    """An intrinsic (words, index, left) -> 16 words: four vectors of four words, `stride` vectors apart.
+
+    The first is at words + 4*index. Only vectors up to `left` ones further are read; the others' words are anything.
+    They are read once: no need to keep them near.
+    """
+    lines = ["{", ".reg .pred %p;"]
+    for i in range(4):
+        words = ", ".join(f"${4 * i + j}" for j in range(4))
+        lines += [
+            f"setp.ge.s32 %p, $17, {i * stride};",
+            f"@%p ld.global.L1::no_allocate.v4.u32 {{{words}}}, [$16+{16 * i * stride}];",
+        ]
+    instructions = "\n".join([*lines, "}"])
+
+    @intrinsic
+    def load(typing_context, words, index, left):
+        def codegen(context, builder, signature, args):
+            address = builder.ptrtoint(builder.gep(args[0], [builder.shl(args[1], args[1].type(2))]), _I64)
+            form = ir.FunctionType(ir.LiteralStructType([_I32] * 16), [_I64, _I32])
+            loaded = builder.asm(form, instructions, ",".join(["=&r"] * 16 + ["l", "r"]), [address, args[2]], True)
+            return context.make_tuple(
+                builder, signature.return_type, [builder.extract_value(loaded, i) for i in range(16)]
+            )
+
+        return types.UniTuple(types.uint32, 16)(words, types.int64, types.int32), codegen
 
     return load
 
@@ -75,23 +108,19 @@ def add_at(typing_context, pointer, index, value):
     return pointer.dtype(pointer, types.int64, pointer.dtype), codegen
 
 
-def _ticket(kind: str, register: str, word: ir.IntType):
-    @intrinsic
-    def take(typing_context, pointer, index):
-        """Atomic pointer[index] += 1; returns what was there.
+@intrinsic
+def take_ticket(typing_context, pointer, index):
+    """Atomic pointer[index] += 1 on int64; returns what was there.
 
-        What was written before it, by the thread or by others before a barrier, is seen by who takes a later ticket.
-        """
+    What was written before it, by the thread or by others before a barrier, is seen by who takes a later ticket.
+    """
 
-        def codegen(context, builder, signature, args):
-            address = builder.ptrtoint(builder.gep(args[0], [args[1]]), _I64)
-            instruction = f"atom.acq_rel.gpu.global.add.{kind} $0, [$1], 1;"
-            form = ir.FunctionType(word, [_I64])
-            return builder.asm(form, instruction, f"={register},l,~{{memory}}", [address], True)
+    def codegen(context, builder, signature, args):
+        address = builder.ptrtoint(builder.gep(args[0], [args[1]]), _I64)
+        form = ir.FunctionType(_I64, [_I64])
+        return builder.asm(form, "atom.acq_rel.gpu.global.add.u64 $0, [$1], 1;", "=l,l,~{memory}", [address], True)
 
-        return pointer.dtype(pointer, types.int64), codegen
-
-    return take
+    return types.int64(pointer, types.int64), codegen
 
 
 def _warp_reduction(operation: str):
@@ -111,7 +140,5 @@ def _warp_reduction(operation: str):
 
 
 warp_max_u32, warp_min_u32, warp_sum_s32 = (_warp_reduction(name) for name in ("max.u32", "min.u32", "add.s32"))
-take_ticket, take_ticket64 = _ticket("u32", "r", _I32), _ticket("u64", "l", _I64)
-load_streamed = _load16(".L1::no_allocate")  # read once
 load_kept = _load16("")  # read again soon
 max_bfloat16x2, max_float16x2 = _packed_max("bf16x2"), _packed_max("f16x2")

@@ -14,8 +14,8 @@ class Logits(NamedTuple):
     words: Any  # uint32 pointer, at a granule
     skew: Any  # elements from there to the first logit
     width: Any  # rows a request
-    request_step: Any  # elements from a request to the next
-    row_step: Any
+    row_step: Any  # elements from a row to the next
+    request_gap: Any  # elements between a request's rows and the next one's, beyond row_step
     vocabulary: Any
 
 
@@ -37,19 +37,18 @@ class Row(NamedTuple):
 @cuda.jit(device=True)
 def row_start(logits, row):
     """The first element of a row, counted from the pointer."""
-    if logits.width == 1:
-        return np.int64(logits.skew) + np.int64(row) * logits.request_step
-    request = np.int32(np.uint32(row) // np.uint32(logits.width))
-    i = np.int32(row - request * logits.width)
-    return np.int64(logits.skew) + np.int64(request) * logits.request_step + np.int64(i) * logits.row_step
+    start = np.int64(logits.skew) + np.int64(row) * logits.row_step
+    if logits.request_gap != 0:
+        start = np.int64(start + np.int64(np.uint32(row) // np.uint32(logits.width)) * logits.request_gap)
+    return start
 
 
 @cuda.jit(device=True)
 def open_row(logits, row, granule, maxima, stride):
     """The row's view; `granule`: elements in one, `stride`: stored maxima a row."""
     start = row_start(logits, row)
-    head = np.int32(start % granule)
-    first_vector = np.int64(start // granule) * 2
+    head = np.int32(start & np.int64(granule - 1))
+    first_vector = np.int64(np.int64(start - head) // np.int64(granule // 2))
     num_granules = np.int32((head + logits.vocabulary + granule - 1) // granule)
     return Row(
         logits.words, first_vector, head, logits.vocabulary, num_granules, maxima, np.int64(row) * stride

@@ -8,13 +8,23 @@ from numba import cuda
 _LOCK = threading.Lock()
 
 
-def load_streamed(words, index):
+def load_kept(words, index):
     """Four words from words + 4*index; what lies beyond the array reads as 0."""
     first = 4 * int(index)
     return tuple(np.uint32(words[i]) if i < words.shape[0] else np.uint32(0) for i in range(first, first + 4))
 
 
-load_kept = load_streamed
+def load_four(stride):
+    """A function (words, index, left) -> 16 words: four vectors, `stride` vectors apart, up to `left` ones further."""
+
+    def load(words, index, left):
+        found: list[np.uint32] = []
+        for i in range(4):
+            inside = left >= i * stride
+            found += load_kept(words, index + i * stride) if inside else [np.uint32(0xDEADBEEF)] * 4
+        return tuple(found)
+
+    return load
 
 
 def _larger(a, b, decode):
@@ -90,7 +100,4 @@ def warp_sum_s32(value):
 
 def take_ticket(pointer, index):
     """Atomic pointer[index] += 1; returns what was there."""
-    return add_at(pointer, index, pointer.dtype.type(1))
-
-
-take_ticket64 = take_ticket
+    return add_at(pointer, index, np.int64(1))

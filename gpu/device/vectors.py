@@ -27,7 +27,8 @@ class Format(NamedTuple):
     negative_zero: int
     key: Any  # (w0, w1, w2, w3, lane) -> key of an element, uint32
     reaching: Any  # (w0, w1, w2, w3, base) -> which elements' keys are at least base, as bits
-    largest: Any  # (w0, w1, w2, w3) -> the largest key of the vector; above plus_inf if it holds a NaN
+    larger: Any  # (word, word) -> the larger of each place of two words; NaN if either is
+    key_of_word: Any  # the largest key in a word; above plus_inf if it holds a NaN
     value: Any  # key -> float32
 
 
@@ -117,20 +118,28 @@ def _floats_of_vector(w0, w1, w2, w3, base):
 
 
 @cuda.jit(device=True)
-def _largest_bfloat16(w0, w1, w2, w3):
-    pair = max_bfloat16x2(max_bfloat16x2(w0, w1), max_bfloat16x2(w2, w3))
+def _larger_bfloat16(a, b):
+    return max_bfloat16x2(a, b)
+
+
+@cuda.jit(device=True)
+def _larger_float16(a, b):
+    return max_float16x2(a, b)
+
+
+@cuda.jit(device=True)
+def _larger_float32(a, b):
+    return max_float32(a, b)
+
+
+@cuda.jit(device=True)
+def _key_of_bfloat16s(pair):
     return _key16(np.uint32(max_bfloat16x2(pair, np.uint32(pair >> np.uint32(16))) & np.uint32(0xFFFF)))
 
 
 @cuda.jit(device=True)
-def _largest_float16(w0, w1, w2, w3):
-    pair = max_float16x2(max_float16x2(w0, w1), max_float16x2(w2, w3))
+def _key_of_float16s(pair):
     return _key16(np.uint32(max_float16x2(pair, np.uint32(pair >> np.uint32(16))) & np.uint32(0xFFFF)))
-
-
-@cuda.jit(device=True)
-def _largest_float32(w0, w1, w2, w3):
-    return _key32(max_float32(max_float32(w0, w1), max_float32(w2, w3)))
 
 
 @cuda.jit(device=True)
@@ -151,14 +160,16 @@ def _value_float32(key):
 
 _FORMATS = {
     "bfloat16": Format(
-        "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _halves_of_vector, _largest_bfloat16, _value_bfloat16
+        "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _halves_of_vector, _larger_bfloat16,
+        _key_of_bfloat16s, _value_bfloat16
     ),
     "float16": Format(
-        "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _halves_of_vector, _largest_float16, _value_float16
+        "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _halves_of_vector, _larger_float16,
+        _key_of_float16s, _value_float16
     ),
     "float32": Format(
-        "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _floats_of_vector, _largest_float32,
-        _value_float32
+        "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _floats_of_vector, _larger_float32,
+        _key32, _value_float32
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A round on a device: one launch, no synchronisation."""
+"""A round on a device: two launches, no synchronisation."""
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from gpu.device.memory import check_device, device_logits
 from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
 from gpu.support import device as support_device
-from gpu.support.filter import THREADS
 from gpu.support.policy import rows_argument
 from gpu.verification import Verdict
 from gpu.verification import device as verification
@@ -18,14 +17,14 @@ from gpu.verification import device as verification
 
 def run(
     logits: Array,
-    bounds: tuple,
-    request: tuple,
+    bounds: tuple[Array, Array, Array, Array | None, bool, int],
+    request: tuple[Array, Array, Array, Array, Array | None],
     thresholds: tuple[float, float],
     wanted: Array,
     max_support: int,
     out: tuple[Support, Verdict, Capture] | None,
 ) -> tuple[Support, Verdict, Capture]:
-    """run_round of CuPy arrays: one launch up to MAX_WIDTH rows a request, else three."""
+    """run_round of CuPy arrays: two launches up to MAX_WIDTH rows a request, else four."""
     rows = device_logits(logits, 3)
     batch, width, _ = logits.shape
     support, verdict, masks = out or (None, None, None)
@@ -35,13 +34,13 @@ def run(
         support = support_device.select(flat, *bounds, support)
         verdict = verification.verify(logits, support, *request, *thresholds, verdict)
         return support, verdict, capture.capture(logits, support, verdict, wanted, max_support, masks)
-    support, marks, of_filter, blocks = support_device.filter_arguments(rows, THREADS, *bounds, support)
+    support, marks, of_filter = support_device.scan_logits(rows, *bounds, support)
     verdict, requests, proposal_name = verification.requests_argument(
         rows, logits, support, *request, *thresholds, verdict
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
     round_kernel(rows.form.name, proposal_name).launch(
-        (blocks,),
+        (batch * width,),
         rows.argument, marks, of_filter, rows_argument(support), batch, requests,
         verification.verdicts_argument(verdict), capture.captures_argument(wanted, max_support, masks),
     )  # fmt: skip

@@ -1,7 +1,6 @@
-"""The kernel of a whole round.
+"""The second kernel of a round, after the scan: filter, verification and capture.
 
-Blocks read parts of rows, in order. Whichever finishes a row filters it; whichever filters the last row of a request
-verifies and captures it. Few requests are left to decide when the last logits have come.
+A block filters a row; whichever filters the last row of a request verifies and captures it, while others still filter.
 
 A block waits for what earlier requests pack. Their blocks have lower numbers, so they run or have run: devices start
 blocks in the order of their numbers, on which the scans of CUB rely as well.
@@ -14,33 +13,31 @@ from numba import cuda, int32, int64, void
 
 from gpu.capture.pack import CAPTURES
 from gpu.capture.request import request_of
-from gpu.device.instructions import take_ticket64
+from gpu.device.instructions import take_ticket
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS
-from gpu.support.filter import MAX_REGISTERS, THREADS, filter_of
 from gpu.support.gather import BOX, SHARED
 from gpu.support.marks import MARKS
-from gpu.support.pick import FILTER, SCRATCH64
+from gpu.support.pick import FILTER, MAX_REGISTERS, SCRATCH64, THREADS, pick_of
 from gpu.support.policy import ROWS
 from gpu.verification.chain import REQUESTS, VERDICTS
 
 
 @lru_cache
 def round_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -> Kernel:
-    """The kernel for logits and draft probabilities of these dtypes; its grid is (parts * rows,)."""
-    filter_rows, decide = filter_of(name, threads), request_of(name, proposal_name, threads)
+    """The kernel for logits and draft probabilities of these dtypes; its grid is (rows,)."""
+    pick, decide = pick_of(name, threads), request_of(name, proposal_name, threads)
 
-    def run(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
+    def finish(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        row = filter_rows(logits, marks, bounds, rows, shared, scratch64)
-        if row < 0:
-            return
+        row = np.int32(cuda.blockIdx.x)
+        pick(row, logits, marks, bounds, rows, shared, scratch64)
         request = np.int32(np.uint32(row) // np.uint32(logits.width))
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             at = np.int64(num_requests + 2 + request)
-            shared[BOX] = np.int32(take_ticket64(captures.progress, at))
+            shared[BOX] = np.int32(take_ticket(captures.progress, at))
             if shared[BOX] == logits.width - 1:
                 captures.progress[at] = np.int64(0)
         cuda.syncthreads()
@@ -48,4 +45,4 @@ def round_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -
             decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
     signature = void(LOGITS, MARKS, FILTER, ROWS, int32, REQUESTS, VERDICTS, CAPTURES)
-    return Kernel(run, signature, threads, MAX_REGISTERS)
+    return Kernel(finish, signature, threads, MAX_REGISTERS)

@@ -28,9 +28,9 @@ def run_round(
 ) -> tuple[Support, Verdict, Capture]:
     """select_support of logits [B, W, V] as [B*W, V], verify_chain, and capture_masks of what that committed.
 
-    Arguments and results are theirs, bit for bit. On a device it is one launch: blocks read parts of rows, whichever
-    finishes a row filters it, whichever finishes a request decides it, while others still read. out: what an earlier
-    call of the same shapes returned, whose memory is used again; CuPy arrays only. ValueError as theirs.
+    Arguments and results are theirs, bit for bit. On a device it is two launches, the one read of the
+    logits and all the rest. out: what an earlier call of the same shapes returned, whose memory is used again; CuPy
+    arrays only. ValueError as theirs.
     """
     if logits.ndim != 3:
         raise ValueError(f"logits={logits.shape}, expected [B, W, V]")

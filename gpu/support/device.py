@@ -1,4 +1,4 @@
-"""The filter on a device: one launch, no synchronisation."""
+"""The filter on a device: two launches, no synchronisation."""
 
 from dataclasses import replace
 
@@ -9,12 +9,11 @@ from gpu.device.block import WARP
 from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty, zeros
 from gpu.device.vectors import BINS
-from gpu.support.filter import BLOCKS, filter_kernel
 from gpu.support.marks import Marks, marks_argument
-from gpu.support.pick import Filter
+from gpu.support.pick import Filter, pick_kernel
 from gpu.support.policy import rows_argument
 from gpu.support.record import Support, Walk
-from gpu.support.scan import LOADS
+from gpu.support.scan import LOADS, scan_kernel
 
 
 def _fits(out: Support, num_rows: int, capacity: int, chunks: int, stride: int, segments: int) -> bool:
@@ -45,15 +44,13 @@ def _allocate(num_rows: int, capacity: int, temperature: Array, chunks: int, str
             segments=empty((num_rows, segments), np.int64),
             chunk_largest=empty((num_rows, chunks), np.uint32),
             counts=zeros((num_rows, BINS), np.int32),
-            tickets=zeros((num_rows,), np.int32),
             no_min_p=zeros((num_rows,), np.float32),
         ),
     )
 
 
-def filter_arguments(
+def scan_logits(
     rows: DeviceLogits,
-    threads: int,
     temperature: Array,
     top_k: Array,
     top_p: Array,
@@ -61,15 +58,16 @@ def filter_arguments(
     joint: bool,
     capacity: int,
     out: Support | None,
-) -> tuple[Support, Marks, Filter, int]:
-    """Room for the support, what the filter reads as arguments of a kernel of this block size, how many blocks."""
+) -> tuple[Support, Marks, Filter]:
+    """Launch the first kernel. Returns room for the support, and what the second reads as its arguments."""
     num_rows = rows.num_rows
     check_device("temperature", temperature, np.float32, (num_rows,))
     check_device("top_k", top_k, np.int32, (num_rows,))
     check_device("top_p", top_p, np.float32, (num_rows,))
     if min_p is not None:
         check_device("min_p", min_p, np.float32, (num_rows,))
-    chunk = LOADS * threads // 2
+    scan = scan_kernel(rows.form.name)
+    chunk = LOADS * scan.threads // 2
     chunks = -(-rows.num_granules // chunk)
     stride, segments = chunks * chunk, -(-rows.num_granules // WARP)
     if out is None:
@@ -81,11 +79,13 @@ def filter_arguments(
     out = replace(out, temperature=temperature)
     walk = out.walk
     assert walk is not None
-    run = max(1, num_rows * chunks // BLOCKS)
+    marks = marks_argument(walk)
+    if num_rows:
+        scan.launch((num_rows * chunks,), rows.argument, marks)
     bounds = Filter(
         pointer(top_k), pointer(top_p), pointer(walk.no_min_p if min_p is None else min_p), int(joint)
     )  # fmt: skip
-    return out, marks_argument(walk, run), bounds, num_rows * -(-chunks // run)
+    return out, marks, bounds
 
 
 def select(
@@ -100,10 +100,7 @@ def select(
 ) -> Support:
     """select_support of CuPy arrays."""
     rows = device_logits(logits, 2)
-    kernel = filter_kernel(rows.form.name)
-    out, marks, bounds, blocks = filter_arguments(
-        rows, kernel.threads, temperature, top_k, top_p, min_p, joint, capacity, out
-    )
-    if blocks:
-        kernel.launch((blocks,), rows.argument, marks, bounds, rows_argument(out))
+    out, marks, bounds = scan_logits(rows, temperature, top_k, top_p, min_p, joint, capacity, out)
+    if rows.num_rows:
+        pick_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, rows_argument(out))
     return out

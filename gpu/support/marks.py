@@ -1,4 +1,4 @@
-"""What the one read of the logits leaves behind: a mark of every granule, and who has come how far."""
+"""What the one read of the logits leaves behind: a mark of every granule."""
 
 from typing import Any, NamedTuple
 
@@ -16,22 +16,20 @@ class Marks(NamedTuple):
     halves: Any  # the same memory, one by one
     chunk_largest: Any  # [R, chunks]: the largest key of each chunk of a row
     counts: Any  # [R, BINS]: of the maxima; zero between launches
-    tickets: Any  # [R]: blocks that have read their part of a row; zero between launches
     chunks: Any
     stride: Any
-    run: Any  # chunks that a block reads
 
 
 MARKS = record_of(
     Marks,
     pointer_to(types.uint32), pointer_to(types.uint16), pointer_to(types.uint32), pointer_to(int32),
-    pointer_to(int32), int32, int32, int32,
+    int32, int32,
 )  # fmt: skip
 
 
-def marks_argument(walk: Walk, run: int = 1) -> Marks:
+def marks_argument(walk: Walk) -> Marks:
     """A walk as the argument of a kernel."""
     return Marks(
         view16(walk.maxima), pointer(walk.maxima), pointer(walk.chunk_largest), pointer(walk.counts),
-        pointer(walk.tickets), walk.chunk_largest.shape[1], walk.maxima.shape[1], run,
+        walk.chunk_largest.shape[1], walk.maxima.shape[1],
     )  # fmt: skip

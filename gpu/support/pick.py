@@ -1,4 +1,4 @@
-"""From the marks of a row to its kept set, by one block.
+"""The second kernel of the filter: one block a row, from its marks to its kept set.
 
 1  bound    a key that at least `need` elements reach (need: top_k; 1 for greedy rows)
 2  gather   the elements that reach it: candidates (key, id) in shared memory, in ascending id
@@ -12,20 +12,24 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, int64, void
 
 from gpu import status
 from gpu.device.block import WARP
 from gpu.device.instructions import warp_max_u32
-from gpu.device.launch import pointer_to, record_of
-from gpu.device.rows import open_row
+from gpu.device.launch import Kernel, pointer_to, record_of
+from gpu.device.rows import LOGITS, open_row
 from gpu.device.vectors import BINS, format_of
 from gpu.support.cutoffs import min_p_cutoff
 from gpu.support.finish import finish_of
-from gpu.support.gather import BOX, CANDIDATES, LISTED, gather_of
+from gpu.support.gather import BOX, CANDIDATES, LISTED, SHARED, gather_of
 from gpu.support.levels import SLOTS, Scale, levels_of
+from gpu.support.marks import MARKS
+from gpu.support.policy import ROWS
 from gpu.weights import GREEDY_TEMPERATURE, LOWEST, ONE, split_scale
 
+THREADS = 512
+MAX_REGISTERS = 64  # two blocks a multiprocessor
 SCRATCH64 = WARP + 2  # int64 of shared memory
 _GUESS = 1024  # candidates looked at first where only top-p or min-p bounds a row
 _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
@@ -159,3 +163,16 @@ def pick_of(name: str, threads: int) -> Any:
             rows.count[index], rows.total[index], rows.argmax[index] = count, total, np.int32(arg)
 
     return pick
+
+
+@lru_cache
+def pick_kernel(name: str, threads: int = THREADS) -> Kernel:
+    """The kernel for logits of this dtype; its grid is (rows,)."""
+    pick = pick_of(name, threads)
+
+    def pick_rows(logits, marks, bounds, rows):
+        shared = cuda.shared.array(SHARED, int32)
+        scratch64 = cuda.shared.array(SCRATCH64, int64)
+        pick(cuda.blockIdx.x, logits, marks, bounds, rows, shared, scratch64)
+
+    return Kernel(pick_rows, void(LOGITS, MARKS, FILTER, ROWS), threads, MAX_REGISTERS)

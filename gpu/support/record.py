@@ -31,7 +31,6 @@ class Walk:
     segments: Array  # int64 [R, S]: kept weight of each 32 granules, of a row that carries no entries
     chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
-    tickets: Array  # int32 [R]: blocks that have read their part of a row; zero between calls
     no_min_p: Array  # float32 [R]: zeros, for a call without min_p
 
 

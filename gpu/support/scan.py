@@ -1,41 +1,59 @@
-"""The one read of the logits: a block reads a run of chunks of a row.
+"""The first kernel of the filter: the one read of the logits.
 
-A chunk is LOADS * THREADS vectors. The block stores the key of each granule's largest element, cut to 16 bits, and
-counts those in BINS bins a row; the k-th largest of them bounds the k-th largest logit from below, so only granules
-that reach it are read again. NaN and +inf surface as the row's largest key.
+A block takes a chunk of a row, LOADS * THREADS vectors. It stores the key of each granule's largest element, cut to
+16 bits, and counts those in BINS bins a row; the k-th largest of them bounds the k-th largest logit from below, so the
+second kernel reads again only granules that reach it. NaN and +inf surface as the row's largest key.
 """
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numba import cuda
+from numba import cuda, int32, types, void
 
 from gpu.device.block import FULL, WARP
-from gpu.device.instructions import add_at, load_streamed, take_ticket, warp_max_u32
-from gpu.device.rows import row_start
+from gpu.device.instructions import add_at, load_four, warp_max_u32
+from gpu.device.launch import Kernel
+from gpu.device.rows import LOGITS, row_start
 from gpu.device.vectors import BINS, format_of, in_row
-from gpu.support.gather import BOX, SCRATCHES, WORK
+from gpu.support.marks import MARKS
 
+THREADS = 512
 LOADS = 4
+MAX_REGISTERS = 32  # four blocks a multiprocessor
 
 
 @lru_cache
-def scan_of(name: str, threads: int) -> Any:
-    """A device function for logits of this dtype: (logits, marks, row, part, parts, shared) -> bool.
-
-    Reads part `part` of the row, of `parts`. True in the block that finished the row: it may look at all of it.
-    """
+def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
+    """The kernel for logits of this dtype; its grid is (chunks * rows,): y ends at 65,535."""
     form = format_of(name)
-    lanes, key_of, largest_of, minus_inf = form.lanes, form.key, form.largest, form.minus_inf
+    lanes, key_of, minus_inf = form.lanes, form.key, form.minus_inf
+    larger, key_of_word, load = form.larger, form.key_of_word, load_four(threads)
     to_stored, to_bin = np.uint32(form.bits - 16), np.uint32(form.bits - 11)
     warps, per_thread, chunk_vectors = threads // WARP, BINS // threads, LOADS * threads
-    granule, highest = 2 * lanes, np.uint32((1 << form.bits) - 1)
+    chunk_size, granule, highest = chunk_vectors * lanes, 2 * lanes, np.uint32((1 << form.bits) - 1)
 
     @cuda.jit(device=True)
-    def edge_largest(w0, w1, w2, w3, first, vocabulary):
-        # Of a vector whose other elements belong to the neighbours.
-        largest = np.uint32(0)
+    def word_of(w0, w1, w2, w3):
+        return larger(larger(w0, w1), larger(w2, w3))
+
+    @cuda.jit(device=True)
+    def of_pair(even, first, second):
+        # A granule is a vector of an even lane and its neighbour's: the even lane gets that of `first`.
+        other = np.uint32(cuda.shfl_xor_sync(FULL, np.int32(second if even else first), 1))
+        return larger(first if even else second, other)
+
+    @cuda.jit(device=True)
+    def inner_keys(words, even):
+        # The largest keys of this lane's two granules.
+        a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = words
+        first = of_pair(even, word_of(a0, a1, a2, a3), word_of(b0, b1, b2, b3))
+        second = of_pair(even, word_of(c0, c1, c2, c3), word_of(d0, d1, d2, d3))
+        return key_of_word(first), key_of_word(second)
+
+    @cuda.jit(device=True)
+    def edge_key(w0, w1, w2, w3, vector, head, vocabulary):
+        # Of a vector of which some elements may belong to the neighbours; 0 beyond the row.
+        largest, first = np.uint32(0), np.int32(vector * lanes - head)
         for lane in range(lanes):
             if in_row(first, lane, vocabulary):
                 key = key_of(w0, w1, w2, w3, lane)
@@ -45,96 +63,74 @@ def scan_of(name: str, threads: int) -> Any:
         return largest
 
     @cuda.jit(device=True)
-    def largest_in(words, vector, head, vocabulary):
-        # The vector's largest key, 0 beyond the row.
-        w0, w1, w2, w3 = words
-        first = np.int32(vector * lanes - head)
-        if first >= 0 and first + lanes <= vocabulary:
-            return largest_of(w0, w1, w2, w3)
-        return edge_largest(w0, w1, w2, w3, first, vocabulary)
-
-    @cuda.jit(device=True)
-    def of_pair(even, first, second):
-        # A granule is a vector of an even lane and its neighbour's: the even lane gets that of `first`.
+    def edge_pair(even, first, second):
         other = np.uint32(cuda.shfl_xor_sync(FULL, np.int32(second if even else first), 1))
         return max(first if even else second, other)
 
     @cuda.jit(device=True)
-    def load(words, first_vector, vector, last):
-        return (
-            load_streamed(words, np.int64(first_vector + min(vector, last))),
-            load_streamed(words, np.int64(first_vector + min(np.int32(vector + threads), last))),
-            load_streamed(words, np.int64(first_vector + min(np.int32(vector + 2 * threads), last))),
-            load_streamed(words, np.int64(first_vector + min(np.int32(vector + 3 * threads), last))),
+    def edge_keys(words, even, vector, head, vocabulary):
+        a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = words
+        first = edge_pair(
+            even,
+            edge_key(a0, a1, a2, a3, vector, head, vocabulary),
+            edge_key(b0, b1, b2, b3, np.int32(vector + threads), head, vocabulary),
         )
+        second = edge_pair(
+            even,
+            edge_key(c0, c1, c2, c3, np.int32(vector + 2 * threads), head, vocabulary),
+            edge_key(d0, d1, d2, d3, np.int32(vector + 3 * threads), head, vocabulary),
+        )
+        return first, second
 
     @cuda.jit(device=True)
-    def scan(logits, marks, row, part, parts, shared):
-        thread = cuda.threadIdx.x
-        for i in range(per_thread):
-            shared[np.uint32(WORK + i * threads + thread)] = 0
+    def count(key, bins):
+        cuda.atomic.add(bins, np.uint32(key >> to_bin), np.int32(1))
+
+    def scan(logits, marks):
+        bins = cuda.shared.array(BINS, int32)
+        warp_largest = cuda.shared.array(WARP, types.uint32)
+        thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
+        row = np.int32(np.uint32(cuda.blockIdx.x) // np.uint32(marks.chunks))
+        chunk = np.int32(cuda.blockIdx.x - row * marks.chunks)
         start = row_start(logits, row)
-        head = np.int32(start % granule)
-        first_vector = np.int64(start // granule) * 2
-        num_granules = np.int32((head + logits.vocabulary + granule - 1) // granule)
-        last = np.int32(2 * num_granules - 1)
-        chunk = np.int32(part * marks.run)
-        end = min(np.int32(chunk + marks.run), marks.chunks)
+        head = np.int32(start & np.int64(granule - 1))
+        num_granules = np.int32(np.int32(head + vocabulary + granule - 1) // granule)
         vector = np.int32(chunk * chunk_vectors + thread)
-        out = np.int64(row) * marks.stride
+        index = np.int64(np.int64(start - head) // np.int64(lanes) + vector)
+        words = load(logits.words, index, np.int32(2 * num_granules - 1 - vector))
+        for i in range(per_thread):
+            bins[np.uint32(i * threads + thread)] = 0
         even = (thread & 1) == 0
-        largest = np.uint32(0)
-        ahead = load(logits.words, first_vector, vector, last)
+        granule0 = np.int32(np.int32(vector if even else np.int32(vector + threads)) >> 1)
         cuda.syncthreads()
-        for _ in range(chunk, end):
-            a, b, c, d = ahead
-            following = np.int32(vector + chunk_vectors)
-            if following < end * chunk_vectors:  # in flight while this chunk is looked at
-                ahead = load(logits.words, first_vector, following, last)
-            v1, v2, v3 = np.int32(vector + threads), np.int32(vector + 2 * threads), np.int32(vector + 3 * threads)
-            largest0 = of_pair(
-                even,
-                largest_in(a, vector, head, logits.vocabulary),
-                largest_in(b, v1, head, logits.vocabulary),
-            )
-            largest1 = of_pair(
-                even, largest_in(c, v2, head, logits.vocabulary), largest_in(d, v3, head, logits.vocabulary)
-            )
-            granule0 = np.int32((vector if even else v1) >> 1)
-            granule1 = np.int32((v2 if even else v3) >> 1)
+        begin = np.int32(chunk * chunk_size - head)
+        if begin >= 0 and np.int32(begin + chunk_size) <= vocabulary:
+            first, second = inner_keys(words, even)
+            count(first, bins)
+            count(second, bins)
+        else:
+            first, second = edge_keys(words, even, vector, head, vocabulary)
             if granule0 < num_granules:
-                cuda.atomic.add(shared, np.uint32(WORK + np.uint32(largest0 >> to_bin)), np.int32(1))
-            if granule1 < num_granules:
-                cuda.atomic.add(shared, np.uint32(WORK + np.uint32(largest1 >> to_bin)), np.int32(1))
-            marks.halves[out + granule0] = np.uint16(largest0 >> to_stored)
-            marks.halves[out + granule1] = np.uint16(largest1 >> to_stored)
-            largest = max(largest, max(largest0, largest1))
-            vector = following
-        largest = warp_max_u32(largest)
+                count(first, bins)
+            if np.int32(granule0 + threads) < num_granules:
+                count(second, bins)
+        at = np.int64(np.int64(row) * marks.stride + granule0)
+        marks.halves[at] = np.uint16(first >> to_stored)
+        marks.halves[at + threads] = np.uint16(second >> to_stored)
+        largest = warp_max_u32(max(first, second))
         if cuda.laneid == 0:
-            shared[np.uint32(SCRATCHES + thread // WARP)] = np.int32(largest)
+            warp_largest[np.uint32(thread // WARP)] = largest
         cuda.syncthreads()
         for i in range(per_thread):
-            count = shared[np.uint32(WORK + i * threads + thread)]
-            if count > 0:
-                add_at(marks.counts, np.int64(row) * BINS + i * threads + thread, count)
+            number = bins[np.uint32(i * threads + thread)]
+            if number > 0:
+                add_at(marks.counts, np.int64(np.int64(row) * BINS + i * threads + thread), number)
         if thread < WARP:
             own = np.uint32(0)
             if thread < warps:
-                own = np.uint32(shared[np.uint32(SCRATCHES + thread)])
+                own = np.uint32(warp_largest[np.uint32(thread)])
             largest = warp_max_u32(own)
-            for i in range(chunk + thread, end, WARP):
-                marks.chunk_largest[np.int64(row) * marks.chunks + i] = largest if i == chunk else np.uint32(0)
-        cuda.syncthreads()
-        if parts == 1:
-            return True
-        if thread == 0:
-            shared[BOX] = take_ticket(marks.tickets, np.int64(row))
-        cuda.syncthreads()
-        if shared[BOX] != parts - 1:
-            return False
-        if thread == 0:
-            marks.tickets[row] = 0
-        return True
+            if thread == 0:
+                marks.chunk_largest[np.int64(row) * marks.chunks + chunk] = largest
 
-    return scan
+    return Kernel(scan, void(LOGITS, MARKS), threads, MAX_REGISTERS)

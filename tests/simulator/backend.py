@@ -15,7 +15,8 @@ from gpu.verification import device as verification_device
 from tests.backends import Device
 
 FACTORIES = (
-    (support_device, "filter_kernel"),
+    (support_device, "scan_kernel"),
+    (support_device, "pick_kernel"),
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
     (capture_device, "fused_kernel"),
@@ -25,15 +26,12 @@ READERS = (support_device, verification_device, capture_device, rounds_device)
 
 
 class Simulated(Device):
-    """Kernels of blocks of `threads`; the first logit lies `skew` elements behind a granule's boundary.
-
-    blocks: how many a launch wants; with fewer than there are chunks, each reads several.
-    """
+    """Kernels of blocks of `threads`; the first logit lies `skew` elements behind a granule's boundary."""
 
     name = "simulated"
 
-    def __init__(self, threads=64, skew=0, blocks=1024):
-        self.threads, self.skew, self.blocks = threads, skew, blocks
+    def __init__(self, threads=64, skew=0):
+        self.threads, self.skew = threads, skew
 
     def up(self, array):
         return array.view(SimulatedArray)
@@ -60,8 +58,6 @@ class Simulated(Device):
             for module, name in FACTORIES:
                 factory = partial(getattr(module, name), threads=self.threads)
                 stack.enter_context(mock.patch.object(module, name, factory))
-            stack.enter_context(mock.patch.object(rounds_device, "THREADS", self.threads))
-            stack.enter_context(mock.patch.object(support_device, "BLOCKS", self.blocks))
             for module in READERS:
                 stack.enter_context(mock.patch.object(module, "device_logits", self._skewed))
             yield
