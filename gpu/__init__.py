@@ -10,13 +10,14 @@ top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position
 support_log_softmax, support_log_softmax_backward
                  a trainer's logits over recorded supports, and their gradient
+row_sums         the sum of each row of CSR entries
 """
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks, verify_and_capture
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
-from gpu.replay import support_log_softmax, support_log_softmax_backward
+from gpu.replay import row_sums, support_log_softmax, support_log_softmax_backward
 from gpu.rounds import run_round
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
@@ -44,6 +45,7 @@ __all__ = [
     "capture_masks",
     "pack_masks",
     "philox_4x32",
+    "row_sums",
     "run_round",
     "sample_seeds",
     "select_support",

@@ -147,7 +147,7 @@ def test_rounding_of_every_kind_of_float():
     ("name", "value", "match"),
     [
         ("logits", [[1.0]], "logits=list, expected a NumPy array"),
-        ("logits", np.zeros(50), r"logits=\(50,\), expected a NumPy array \[N, V\]"),
+        ("logits", np.zeros(50), r"logits=\(50,\), expected a NumPy array of shape \[R, V\]"),
         ("logits", np.zeros((4, 50), np.int32), "logits.dtype=int32, expected float32"),
         ("logits", np.zeros((4, 100))[:, ::2], "logits.strides=.*expected adjacent tokens"),
         ("logits", np.zeros((4, 50))[::-1], "logits.strides=.*expected adjacent tokens and forward rows"),

@@ -1,12 +1,12 @@
-"""Replay on the host: rows in parallel, a row's support in order, all in float64."""
-
-import math
+"""Replay on the host: rows in parallel, all in float64."""
 
 import numpy as np
 from numba import njit, prange
 
 from gpu.checks import check_array, check_csr, check_range
-from gpu.replay.elements import flat_rows, read, write
+from gpu.logit_rows import element_rows, load
+from gpu.replay.arithmetic import LANES, exp64, log1p64, logit_gradient, tree_sum
+from gpu.replay.elements import write
 from gpu.weights import GREEDY_TEMPERATURE
 
 _GREEDY = float(GREEDY_TEMPERATURE)
@@ -20,17 +20,17 @@ def _log_softmax_row(flat, start, token_ids, first, last, temperature, entries):
         return
     maximum, top = -np.inf, first
     for entry in range(first, last):
-        x = read(flat, start + token_ids[entry])
+        x = np.float64(load(flat, start + token_ids[entry]))
         entries[entry] = x
         if x > maximum:
             maximum, top = x, entry
     # The maximum's own exp is 1: kept apart, log1p gives a log-probability near 0 to its last digit.
-    others = 0.0
+    others = np.zeros(LANES)
     for entry in range(first, last):
         entries[entry] = (entries[entry] - maximum) / temperature
         if entry != top:
-            others += math.exp(entries[entry])
-    log_total = math.log1p(others)
+            others[(entry - first) % LANES] += exp64(entries[entry])
+    log_total = log1p64(tree_sum(others))
     for entry in range(first, last):
         entries[entry] -= log_total
 
@@ -43,14 +43,27 @@ def _log_softmax(flat, starts, token_ids, offsets, temperature, entries):
 
 
 @njit(nogil=True, error_model="numpy")
+def _sum_row(entries, first, last):
+    lanes = np.zeros(LANES)
+    for entry in range(first, last):
+        lanes[(entry - first) % LANES] += entries[entry]
+    return tree_sum(lanes)
+
+
+@njit(nogil=True, parallel=True, cache=True)
+def _sums(entries, offsets, sums):
+    for index in prange(sums.size):
+        r = np.int64(index)
+        sums[r] = _sum_row(entries, offsets[r], offsets[r + 1])
+
+
+@njit(nogil=True, error_model="numpy")
 def _backward_row(entries, grad_entries, token_ids, first, last, temperature, flat, start):
     if temperature < _GREEDY:
         return
-    total = 0.0
+    total = _sum_row(grad_entries, first, last)
     for entry in range(first, last):
-        total += grad_entries[entry]
-    for entry in range(first, last):
-        gradient = (grad_entries[entry] - math.exp(entries[entry]) * total) / temperature
+        gradient = logit_gradient(grad_entries[entry], entries[entry], total, temperature)
         write(flat, start + token_ids[entry], gradient)
 
 
@@ -63,24 +76,41 @@ def _backward(entries, grad_entries, token_ids, offsets, temperature, flat, star
         )  # fmt: skip
 
 
-def support_log_softmax(logits, token_ids, offsets, temperature):
+def support_log_softmax(logits, token_ids, offsets, temperature, out):
     """support_log_softmax of NumPy arrays."""
-    flat, starts = flat_rows("logits", logits)
+    rows = element_rows("logits", logits, 2, float64=True)
     token_ids, offsets, temperature = _check_supports(token_ids, offsets, temperature, *logits.shape)
-    entries = np.empty(token_ids.size, np.float64)
-    _log_softmax(flat, starts, token_ids, offsets, temperature, entries)
+    entries = _result(out, token_ids.shape)
+    _log_softmax(rows.flat, rows.starts, token_ids, offsets, temperature, entries)
     return entries
 
 
 def support_log_softmax_backward(entries, grad_entries, token_ids, offsets, temperature, grad_logits):
     """support_log_softmax_backward of NumPy arrays."""
-    flat, starts = flat_rows("grad_logits", grad_logits)
+    rows = element_rows("grad_logits", grad_logits, 2, float64=True)
     if not (grad_logits.flags.c_contiguous and grad_logits.flags.writeable):
         raise ValueError("grad_logits=a view, expected a C-contiguous array that can be written")
     token_ids, offsets, temperature = _check_supports(token_ids, offsets, temperature, *grad_logits.shape)
     entries = check_array("entries", entries, np.float64, token_ids.shape)
     grad_entries = check_array("grad_entries", grad_entries, np.float64, token_ids.shape)
-    _backward(entries, grad_entries, token_ids, offsets, temperature, flat, starts)
+    _backward(entries, grad_entries, token_ids, offsets, temperature, rows.flat, rows.starts)
+
+
+def row_sums(entries, offsets, out):
+    """row_sums of NumPy arrays."""
+    entries = check_array("entries", entries, np.float64, (np.size(entries),))
+    offsets = check_csr("offsets", offsets, np.size(offsets) - 1, entries.size)
+    sums = _result(out, (offsets.size - 1,))
+    _sums(entries, offsets, sums)
+    return sums
+
+
+def _result(out, shape):
+    if out is None:
+        return np.empty(shape, np.float64)
+    if check_array("out", out, np.float64, shape) is not out or not out.flags.writeable:
+        raise ValueError("out=a view, expected a C-contiguous array that can be written")
+    return out
 
 
 def _check_supports(token_ids, offsets, temperature, num_rows, vocabulary):
