@@ -22,6 +22,9 @@ class Host:
     capture_masks = staticmethod(gpu.capture_masks)
     verify_and_capture = staticmethod(gpu.verify_and_capture)
     run_round = staticmethod(gpu.run_round)
+    support_log_softmax = staticmethod(gpu.support_log_softmax)
+    support_log_softmax_backward = staticmethod(gpu.support_log_softmax_backward)
+    row_sums = staticmethod(gpu.row_sums)
 
 
 class Device:
@@ -73,6 +76,35 @@ class Device:
         own = gpu.run_round(*map(self.to_device, arguments), **names)
         own = gpu.run_round(*map(self.to_device, arguments), **names, out=own)
         return tuple(self.to_host(record) for record in own)
+
+    def support_log_softmax(self, *arguments):
+        return self._call_for_array(gpu.support_log_softmax, arguments)
+
+    def row_sums(self, *arguments):
+        return self._call_for_array(gpu.row_sums, arguments)
+
+    def support_log_softmax_backward(self, *arguments):
+        """As the function: into its last argument."""
+        *others, grad = arguments
+        want, own = grad.copy(), self.up(grad)
+        gpu.support_log_softmax_backward(*map(self.to_device, others), own)
+        gpu.support_log_softmax_backward(*others, want)
+        grad[...] = self.down(own)
+        assert same_bits(grad, want).all()
+
+    def _call_for_array(self, function, arguments):
+        """Into new memory, then into the same again."""
+        on_device, want = [self.to_device(argument) for argument in arguments], function(*arguments)
+        own = function(*on_device)
+        for out in (own, None):
+            got = self.down(own)
+            assert (got.dtype, got.shape) == (want.dtype, want.shape)
+            same = same_bits(got, want)
+            assert same.all(), f"at {np.argwhere(~same)[:5].tolist()}: {got[~same][:5]}, expected {want[~same][:5]}"
+            if out is not None:
+                out[...] = np.nan
+                assert function(*on_device, out=out) is out
+        return got
 
     def _call(self, function, arguments, options):
         names = {name: self.to_device(value) for name, value in options.items()}
