@@ -12,9 +12,10 @@ from pipeline.centering.heads import Head, support_head, top_head
 from pipeline.centering.tail import vocabulary_entries
 from pipeline.centering.weights import Weights, as_weights
 from pipeline.errors import InvalidRequest
-from pipeline.replay.arguments import check_logits, per_token
+from pipeline.replay.arguments import check_count, check_logits, per_token
+from pipeline.replay.arrays import tensor_of
+from pipeline.replay.entries import Csr, entries_of
 from pipeline.replay.recorded import Recorded
-from pipeline.replay.supports import sum_rows, support_entries
 
 TAIL_FLOOR = 1e-6
 """What a tail's mass is at least taken for."""
@@ -70,7 +71,7 @@ def score_centered_loss(
 
     Args:
         logits: The trainer's, [n, V], float32, bfloat16, float16 or float64, after what the rollout's parameters change
-            before the temperature. Over supports, CUDA tensors go through the host (see support_logprobs).
+            before the temperature. On the CPU, or on CUDA with CuPy.
         recorded: The tokens' record; `Recorded.from_rollouts`.
         advantages: A number, or [n]: one a token (`Recorded.per_token`). Detached.
         weights: f: "none", "tis" (clip 2), "mis" (0.5 to 5), or TIS(...), MIS(...), Unweighted().
@@ -81,32 +82,34 @@ def score_centered_loss(
     Raises:
         InvalidRequest: A record that trainers must refuse, by row; a wrong shape, dtype or option.
     """
-    check_logits(logits, len(recorded))
+    check_logits(logits)
+    check_count(logits, len(recorded))
     weights = as_weights(weights)
     chosen = _head(recorded, head, logits.shape[1], max_support)
-    ids, offsets, device = chosen.entries.token_ids, chosen.entries.offsets, logits.device
+    advantages = per_token("advantages", advantages, len(recorded))
+
+    def put(array: np.ndarray, dtype: Any = np.float64) -> torch.Tensor:
+        return tensor_of(array, dtype, logits.device)
+
+    csr, in_head = Csr.of(chosen.entries, logits.device), put(chosen.in_head, np.bool_)
     if chosen.complete:
-        entries = support_entries(logits, chosen.entries, recorded.temperature)
+        entries = entries_of(logits, csr, put(recorded.temperature))
         tail = entries.new_zeros(len(recorded))
         rho = torch.ones_like(tail)
     else:
-        entries, tail = vocabulary_entries(logits, ids, offsets, chosen.in_head, recorded.temperature)
-        rollout_tail = torch.from_numpy(1 - chosen.mass).to(device)
-        rho = rollout_tail.clamp(min=TAIL_FLOOR) / tail.detach().clamp(min=TAIL_FLOOR)
-    advantage = torch.from_numpy(per_token("advantages", advantages, len(recorded))).to(device)
-    logprobs = entries[torch.from_numpy(chosen.taken).to(device)]
-    in_head = torch.from_numpy(chosen.in_head).to(device)
+        entries, tail = vocabulary_entries(logits, csr, chosen.entries.offsets, in_head, put(recorded.temperature))
+        rho = put(1 - chosen.mass).clamp(min=TAIL_FLOOR) / tail.detach().clamp(min=TAIL_FLOOR)
+    logprobs = entries.index_select(0, put(chosen.taken, np.int64))
     held = entries.detach()
-    log_ratio = logprobs.detach() - torch.from_numpy(recorded.logprobs.astype(np.float64)).to(device)
-    rollout = torch.from_numpy(chosen.entries.logprobs.astype(np.float64)).to(device)
-    centers = weights.of_entries(held, rollout).masked_fill(~in_head, 0.0)
+    log_ratio = logprobs.detach() - put(recorded.logprobs)
+    centers = weights.of_entries(held, put(chosen.entries.logprobs)).masked_fill(~in_head, 0.0)
     # What has a factor of 0 adds nothing, also where the trainer's log-probability is -inf.
     of_tokens = weights.of_tokens(log_ratio)
     taken = of_tokens * logprobs.masked_fill(of_tokens == 0, 0.0)
-    drift = sum_rows(centers * entries.masked_fill(centers == 0, 0.0), offsets)
-    center = _center(held, in_head, tail, offsets)
-    loss = -advantage * (taken - drift + weights.of_tail(rho) * center)
-    metrics = _metrics(chosen, held, in_head, weights.changed(log_ratio))
+    drift = csr.sum_rows(centers * entries.masked_fill(centers == 0, 0.0))
+    probs = held.exp().masked_fill(~in_head, 0.0)
+    loss = -put(advantages) * (taken - drift + weights.of_tail(rho) * _center(held, probs, tail, csr))
+    metrics = _metrics(chosen, csr.sum_rows(probs), weights.changed(log_ratio))
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return CenteredLoss(loss.to(dtype), logprobs.detach().to(dtype), log_ratio.to(dtype), metrics)
 
@@ -121,22 +124,21 @@ def _head(recorded: Recorded, head: str, vocab_size: int, max_support: int | Non
     raise InvalidRequest(f'head={head!r}, expected "auto", "support" or "top"')
 
 
-def _center(entries: torch.Tensor, in_head: torch.Tensor, tail: torch.Tensor, offsets: np.ndarray) -> torch.Tensor:
+def _center(entries: torch.Tensor, probs: torch.Tensor, tail: torch.Tensor, csr: Csr) -> torch.Tensor:
     """The sum over the head of sg[trainer_v] * log trainer_v, [n].
 
     Its gradient, the sum of trainer_v * grad log trainer_v = grad trainer_v, is that of the head's mass, or minus that
     of the tail's. Taken there, nothing cancels, however large a factor it gets; over a complete support it is 0.
     """
-    probs = entries.exp().masked_fill(~in_head, 0.0)
-    value = sum_rows(probs * entries.masked_fill(probs == 0, 0.0), offsets)
+    value = csr.sum_rows(probs * entries.masked_fill(probs == 0, 0.0))
     return value - (tail - tail.detach())
 
 
-def _metrics(head: Head, entries: torch.Tensor, in_head: torch.Tensor, changed: torch.Tensor) -> Metrics:
-    trainer = sum_rows(entries.exp().masked_fill(~in_head, 0.0), head.entries.offsets)
+def _metrics(head: Head, masses: torch.Tensor, changed: torch.Tensor) -> Metrics:
+    trainer, clipped = torch.stack([masses.mean(), changed.double().mean()]).tolist()  # one wait for the device
     return Metrics(
         rollout_head_mass=float(head.mass.mean()),
-        trainer_head_mass=float(trainer.mean()),
-        clip_share=float(changed.double().mean()),
+        trainer_head_mass=trainer,
+        clip_share=clipped,
         in_head_share=float(head.in_head[head.taken].mean()),
     )

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from pipeline.mask_checks import rows_of
-from pipeline.replay.supports import sum_rows
+from pipeline.replay.entries import Csr
 
 BLOCK_ELEMENTS = 1 << 22
 """Logits that are looked at together, in float64: 32 MB."""
 
 
 def vocabulary_entries(
-    logits: torch.Tensor, token_ids: np.ndarray, offsets: np.ndarray, in_head: np.ndarray, temperature: np.ndarray
+    logits: torch.Tensor, csr: Csr, offsets: np.ndarray, in_head: torch.Tensor, temperature: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the entries over the whole vocabulary, and each row's mass outside its head.
 
@@ -29,29 +28,26 @@ def vocabulary_entries(
 
     Args:
         logits: [n, V], on any device; its gradient is dense, as this policy's is.
-        token_ids, offsets: CSR of n rows, each id once in a row; `in_head`, bool [nnz]: which of them are of the head.
+        csr: The entries of n rows, each id once in a row.
+        offsets: `csr.offsets` on the host.
+        in_head: bool [nnz], which entries are of the head.
         temperature: float64 [n], above 0.
 
     Returns:
         Entries float64 [nnz] and mass float64 [n], both differentiable.
     """
-    device = logits.device
-    return _VocabularyLogSoftmax.apply(
-        logits,
-        torch.from_numpy(token_ids.astype(np.int64)).to(device),
-        offsets,
-        torch.from_numpy(in_head).to(device),
-        torch.from_numpy(temperature).to(device),
-    )
+    rows = csr.spread(torch.arange(len(logits), device=logits.device))
+    return _VocabularyLogSoftmax.apply(logits, csr, rows, offsets, in_head, temperature)
 
 
 class _VocabularyLogSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, token_ids, offsets, in_head, temperature):
+    def forward(ctx, logits, csr, rows, offsets, in_head, temperature):
+        token_ids = csr.token_ids.long()
         entries = torch.empty(len(token_ids), dtype=torch.float64, device=logits.device)
         maximum, log_total, tail = (entries.new_empty(len(logits)) for _ in range(3))
         for block, inside in _blocks(logits, offsets):
-            at = _rows(offsets, block, logits.device), token_ids[inside]
+            at = rows[inside] - block.start, token_ids[inside]
             scores = logits[block].to(torch.float64, copy=True)
             maximum[block] = scores.amax(1)
             scores.sub_(maximum[block, None]).div_(temperature[block, None])
@@ -62,28 +58,27 @@ class _VocabularyLogSoftmax(torch.autograd.Function):
             tail[block] = weights.sum(1) / total
             log_total[block] = total.log()
             entries[inside] = chosen - log_total[block][at[0]]
-        ctx.save_for_backward(logits, token_ids, in_head, temperature, maximum, log_total, entries, tail)
-        ctx.offsets = offsets
+        ctx.save_for_backward(logits, in_head, temperature, maximum, log_total, entries, tail)
+        ctx.csr, ctx.rows, ctx.token_ids, ctx.offsets = csr, rows, token_ids, offsets
         return entries, tail
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_entries, grad_tail):
-        logits, token_ids, in_head, temperature, maximum, log_total, entries, tail = ctx.saved_tensors
+        logits, in_head, temperature, maximum, log_total, entries, tail = ctx.saved_tensors
         grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        sums = sum_rows(grad_entries, ctx.offsets)
+        sums = ctx.csr.sum_rows(grad_entries)
         outside = grad_tail * (1 - tail) - sums
         inside_head = -grad_tail * tail - sums
-        of_entry = torch.from_numpy(rows_of(ctx.offsets)).to(logits.device)
-        per_prob = torch.where(in_head, inside_head[of_entry], outside[of_entry])
-        at_entries = (grad_entries + entries.exp() * per_prob) / temperature[of_entry]
+        per_prob = torch.where(in_head, ctx.csr.spread(inside_head), ctx.csr.spread(outside))
+        at_entries = (grad_entries + entries.exp() * per_prob) / ctx.csr.spread(temperature)
         for block, inside in _blocks(logits, ctx.offsets):
             grad = logits[block].to(torch.float64, copy=True)
             grad.sub_(maximum[block, None]).div_(temperature[block, None])
             grad.sub_(log_total[block, None]).exp_().mul_((outside[block] / temperature[block])[:, None])
-            grad[_rows(ctx.offsets, block, logits.device), token_ids[inside]] = at_entries[inside]
+            grad[ctx.rows[inside] - block.start, ctx.token_ids[inside]] = at_entries[inside]
             grad_logits[block] = grad
-        return grad_logits, None, None, None, None
+        return grad_logits, None, None, None, None, None
 
 
 def _blocks(logits: torch.Tensor, offsets: np.ndarray) -> Iterator[tuple[slice, slice]]:
@@ -93,8 +88,3 @@ def _blocks(logits: torch.Tensor, offsets: np.ndarray) -> Iterator[tuple[slice, 
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)
         yield slice(first, last), slice(int(offsets[first]), int(offsets[last]))
-
-
-def _rows(offsets: np.ndarray, block: slice, device: torch.device) -> torch.Tensor:
-    """The row within its block of every entry of a block."""
-    return torch.from_numpy(rows_of(offsets[block.start : block.stop + 1])).to(device)

@@ -2,7 +2,8 @@
 
     recorded    what a trainer needs of many rollouts, their tokens side by side
     sequences   the batch to run through the trained model, and where its logits of every token are
-    supports    log-probabilities and entropy over the recorded supports, differentiable
+    supports    log-probabilities and entropy over the recorded supports, differentiable; `Supports` is prepared once
+    entries     gpu.replay's kernels as torch's operations, on the host and on CUDA
     ratios      importance ratios against the recorded log-probabilities
 
 With z the trainer's logits after the rollout's own adjustments (penalties, bias), T the rollout's temperature and S the
@@ -13,13 +14,14 @@ DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 from pipeline.replay.ratios import ImportanceRatios, importance_ratios
 from pipeline.replay.recorded import Recorded
 from pipeline.replay.sequences import Sequences
-from pipeline.replay.supports import Replayed, replay, support_entropy, support_logprobs
+from pipeline.replay.supports import Replayed, Supports, replay, support_entropy, support_logprobs
 
 __all__ = [
     "ImportanceRatios",
     "Recorded",
     "Replayed",
     "Sequences",
+    "Supports",
     "importance_ratios",
     "replay",
     "support_entropy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Any
 
@@ -14,16 +15,31 @@ from pipeline.mask_checks import kind_of
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def check_logits(logits: torch.Tensor, num_tokens: int) -> None:
-    """Refuse what isn't a trainer's logits of `num_tokens` tokens.
+def check_logits(logits: torch.Tensor) -> None:
+    """Refuse what isn't a trainer's logits.
 
     Raises:
-        InvalidRequest: Not a tensor [num_tokens, V] of a floating dtype that is served.
+        InvalidRequest: Not a tensor [tokens, V] of a floating dtype and on a device that is served.
     """
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or logits.dtype not in LOGIT_DTYPES:
         raise InvalidRequest(
             f"logits={kind_of(logits)}, expected a tensor [tokens, vocabulary] in float32, bfloat16, float16 or float64"
         )
+    if logits.is_cuda and importlib.util.find_spec("cupy") is None:
+        raise InvalidRequest(
+            f"logits on {logits.device}, expected CuPy for them: install specmask[cuda12] or specmask[cuda13], or move "
+            "them to the CPU"
+        )
+    if not logits.is_cuda and logits.device.type != "cpu":
+        raise InvalidRequest(f"logits on {logits.device}, expected them on the CPU or on CUDA")
+
+
+def check_count(logits: torch.Tensor, num_tokens: int) -> None:
+    """Refuse logits of another number of tokens.
+
+    Raises:
+        InvalidRequest: It isn't `num_tokens`.
+    """
     if len(logits) != num_tokens:
         raise InvalidRequest(f"logits rows={len(logits)}, expected {num_tokens}: one for every recorded token")
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
-from gpu import GREEDY_TEMPERATURE, support_log_softmax, support_log_softmax_backward
+from gpu import GREEDY_TEMPERATURE
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import check_supports, join_masks, positions_of, rows_of
-from pipeline.replay.arguments import check_logits, temperatures
+from pipeline.mask_checks import check_supports, join_masks, positions_of
+from pipeline.replay.arguments import check_count, check_logits, temperatures
+from pipeline.replay.arrays import tensor_of
+from pipeline.replay.entries import Csr, entries_of
 from pipeline.rollout import SamplingMask
 
 
@@ -30,6 +31,108 @@ class Replayed:
     entropy: torch.Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Supports:
+    """The recorded supports of n tokens, checked, on the trainer's device: ready for logits as they come.
+
+    What replay does on the host (checks, copies to the device) is done here, once for all passes over the same tokens
+    and before their logits are there. On CUDA the methods wait for nothing.
+
+    Attributes:
+        csr: The supports.
+        temperature: float64 [n].
+        taken: int64 [n], where the taken tokens stand among the entries; None where they weren't given.
+        vocab_size: The vocabulary that the ids were checked against; logits have at least as many tokens.
+    """
+
+    csr: Csr
+    temperature: torch.Tensor
+    taken: torch.Tensor | None
+    vocab_size: int
+
+    @classmethod
+    def of(
+        cls,
+        mask: SamplingMask | Sequence[SamplingMask],
+        temperature: Any = 1.0,
+        *,
+        vocab_size: int,
+        token_ids: Any = None,
+        max_support: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Supports:
+        """Of one mask, or of several (a rollout each) side by side.
+
+        Args:
+            mask: The recorded supports.
+            temperature: The rollout's: a number, or one a token. Below 1e-5 a token is greedy.
+            vocab_size: What ids must be below.
+            token_ids: The taken tokens, integers [n] (`Rollout.token_ids`, side by side where there are several).
+            max_support: Refuse supports of more tokens; None: any size.
+            device: Where the logits will be.
+
+        Raises:
+            InvalidRequest: A mask that trainers must refuse (see pipeline.mask_checks), by row; a greedy token with
+                more than one token in its support; a wrong shape or dtype.
+        """
+        mask, device = join_masks(mask), torch.device(device)
+        check_supports(mask, vocab_size, max_support)
+        taken = None if token_ids is None else positions_of(_as_ids(token_ids), mask)
+        temperature = temperatures(temperature, len(mask))
+        wrong = np.flatnonzero((temperature < GREEDY_TEMPERATURE) & (mask.sizes != 1))
+        if len(wrong):
+            row = wrong[0]
+            raise InvalidRequest(
+                f"temperature[{row}]={temperature[row]}, expected at least 1e-5: mask[{row}] has {mask.sizes[row]} "
+                "tokens, a greedy one has one"
+            )
+        return cls(
+            Csr.of(mask, device),
+            tensor_of(temperature, np.float64, device),
+            None if taken is None else tensor_of(taken, np.int64, device),
+            vocab_size,
+        )
+
+    def replay(self, logits: torch.Tensor) -> Replayed:
+        """Log-probabilities and entropy in one pass, with one gradient.
+
+        Raises:
+            InvalidRequest: Logits of a wrong shape, dtype or device; no `token_ids` at the start.
+        """
+        entries = self._entries(logits)
+        return Replayed(self._logprobs(entries, logits), self._entropy(entries, logits))
+
+    def logprobs(self, logits: torch.Tensor) -> torch.Tensor:
+        """`replay`'s log-probabilities alone."""
+        return self._logprobs(self._entries(logits), logits)
+
+    def entropy(self, logits: torch.Tensor) -> torch.Tensor:
+        """`replay`'s entropy alone; needs no `token_ids`."""
+        return self._entropy(self._entries(logits), logits)
+
+    def _entries(self, logits: torch.Tensor) -> torch.Tensor:
+        check_logits(logits)
+        check_count(logits, len(self.temperature))
+        if logits.shape[1] < self.vocab_size:
+            raise InvalidRequest(
+                f"logits vocabulary={logits.shape[1]}, expected at least vocab_size={self.vocab_size}, which the "
+                "supports were checked against"
+            )
+        if logits.device != self.temperature.device:
+            raise InvalidRequest(f"logits on {logits.device}, expected {self.temperature.device}, as the supports")
+        return entries_of(logits, self.csr, self.temperature)
+
+    def _logprobs(self, entries: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if self.taken is None:
+            raise InvalidRequest("token_ids=None, expected the taken tokens: give them to Supports.of")
+        return _result(entries.index_select(0, self.taken), logits)
+
+    def _entropy(self, entries: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        probs = entries.exp()
+        # A token of probability 0 adds nothing; its -inf must not meet that 0.
+        return _result(-self.csr.sum_rows(probs * entries.masked_fill(probs == 0, 0.0)), logits)
+
+
 def support_logprobs(
     logits: torch.Tensor,
     mask: SamplingMask | Sequence[SamplingMask],
@@ -41,12 +144,12 @@ def support_logprobs(
     """Log-probabilities of the taken tokens over the recorded supports, [n].
 
     z_y / T - logsumexp over v in S of z_v / T, computed in float64, whatever the logits' dtype. The gradient by the
-    logits is the only dense tensor that is allocated; it is zero outside the supports.
+    logits is the only dense tensor that is allocated; it is zero outside the supports. CUDA tensors stay on their
+    device; the mask is checked and copied there with every call, `Supports` does that once.
 
     Args:
         logits: The trainer's, [n, V], float32, bfloat16, float16 or float64, after what the rollout's parameters
-            change before the temperature (penalties, bias, processors). On CUDA they are copied to the host and the
-            gradient back.
+            change before the temperature (penalties, bias, processors). On the CPU, or on CUDA with CuPy.
         mask: The recorded supports: one mask of n rows, or several (a rollout each) that have n rows together.
         temperature: The rollout's: a number, or one a token. Below 1e-5 a token is greedy: 0, without a gradient.
         token_ids: The taken tokens, integers [n] (`Rollout.token_ids`, side by side where there are several).
@@ -58,7 +161,7 @@ def support_logprobs(
     Raises:
         InvalidRequest: A mask that trainers must refuse (see pipeline.mask_checks), by row; a wrong shape or dtype.
     """
-    return replay(logits, mask, temperature, token_ids=token_ids, max_support=max_support).logprobs
+    return _supports(logits, mask, temperature, token_ids, max_support).logprobs(logits)
 
 
 def support_entropy(
@@ -72,9 +175,7 @@ def support_entropy(
 
     Arguments, dtype and errors as in support_logprobs.
     """
-    mask = join_masks(mask)
-    check_supports(mask, logits.shape[-1] if isinstance(logits, torch.Tensor) else None, max_support)
-    return _result(_entropy(support_entries(logits, mask, temperature), mask), logits)
+    return _supports(logits, mask, temperature, None, max_support).entropy(logits)
 
 
 def replay(
@@ -86,89 +187,24 @@ def replay(
     max_support: int | None = None,
 ) -> Replayed:
     """Log-probabilities and entropy in one pass, with one gradient; arguments and errors as in support_logprobs."""
-    mask = join_masks(mask)
-    check_supports(mask, logits.shape[-1] if isinstance(logits, torch.Tensor) else None, max_support)
-    taken = positions_of(as_ids(token_ids), mask)
-    entries = support_entries(logits, mask, temperature)
-    logprobs = entries[torch.from_numpy(taken).to(entries.device)]
-    return Replayed(_result(logprobs, logits), _result(_entropy(entries, mask), logits))
+    return _supports(logits, mask, temperature, token_ids, max_support).replay(logits)
 
 
-def support_entries(logits: torch.Tensor, mask: SamplingMask, temperature: Any) -> torch.Tensor:
-    """The log-probability of every entry of a checked mask, float64 [nnz]; differentiable.
-
-    Raises:
-        InvalidRequest: Logits of a wrong shape or dtype; a greedy token with more than one token in its support.
-    """
-    check_logits(logits, len(mask))
-    temperature = temperatures(temperature, len(mask))
-    wrong = np.flatnonzero((temperature < GREEDY_TEMPERATURE) & (mask.sizes != 1))
-    if len(wrong):
-        row = wrong[0]
-        raise InvalidRequest(
-            f"temperature[{row}]={temperature[row]}, expected at least 1e-5: mask[{row}] has {mask.sizes[row]} tokens, "
-            "a greedy one has one"
-        )
-    offsets = mask.offsets.astype(np.int64, copy=False)
-    return _SupportLogSoftmax.apply(logits, mask.token_ids.astype(np.int32, copy=False), offsets, temperature)
+def _supports(logits: Any, mask: Any, temperature: Any, token_ids: Any, max_support: int | None) -> Supports:
+    check_logits(logits)
+    return Supports.of(
+        mask,
+        temperature,
+        vocab_size=logits.shape[1],
+        token_ids=token_ids,
+        max_support=max_support,
+        device=logits.device,
+    )
 
 
-def as_ids(token_ids: Any) -> np.ndarray:
+def _as_ids(token_ids: Any) -> np.ndarray:
     """Token ids on the host, whatever holds them."""
     return token_ids.detach().cpu().numpy() if isinstance(token_ids, torch.Tensor) else np.asarray(token_ids)
-
-
-def sum_rows(entries: torch.Tensor, offsets: np.ndarray) -> torch.Tensor:
-    """The sums of the rows of CSR entries, [n]; differentiable."""
-    rows = torch.from_numpy(rows_of(offsets)).to(entries.device)
-    return entries.new_zeros(len(offsets) - 1).index_add(0, rows, entries)
-
-
-class _SupportLogSoftmax(torch.autograd.Function):
-    """gpu.replay's kernels as an operation of torch's. Keeps the entries for the backward pass, not the logits."""
-
-    @staticmethod
-    def forward(ctx, logits, token_ids, offsets, temperature):
-        ctx.supports = token_ids, offsets, temperature
-        ctx.like = logits.shape, logits.dtype, logits.device
-        entries = torch.from_numpy(support_log_softmax(_host_array(logits), *ctx.supports)).to(logits.device)
-        ctx.save_for_backward(entries)
-        return entries
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_entries):
-        (entries,) = ctx.saved_tensors
-        shape, dtype, device = ctx.like
-        # NumPy's zeros are the system's own pages, touched only where something is written; torch would write them all.
-        grad = np.zeros(shape, _HOST_DTYPES[dtype])
-        token_ids, offsets, temperature = ctx.supports
-        grad_entries = grad_entries.cpu().numpy()
-        support_log_softmax_backward(entries.cpu().numpy(), grad_entries, token_ids, offsets, temperature, grad)
-        grad_logits = torch.from_numpy(grad)
-        return (grad_logits.view(dtype) if dtype == torch.bfloat16 else grad_logits).to(device), None, None, None
-
-
-_HOST_DTYPES = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.float16: np.float16,
-    torch.bfloat16: np.uint16,  # its bits
-}
-
-
-def _host_array(logits: torch.Tensor) -> np.ndarray:
-    """The logits' memory as NumPy; a copy only from a device, or where the tokens of a row aren't adjacent."""
-    logits = logits.detach().cpu()
-    if logits.shape[1] > 1 and logits.stride(1) != 1:
-        logits = logits.contiguous()
-    return (logits.view(torch.uint16) if logits.dtype == torch.bfloat16 else logits).numpy()
-
-
-def _entropy(entries: torch.Tensor, mask: SamplingMask) -> torch.Tensor:
-    probs = entries.exp()
-    # A token of probability 0 adds nothing; its -inf must not meet that 0.
-    return -sum_rows(probs * entries.masked_fill(probs == 0, 0.0), mask.offsets)
 
 
 def _result(values: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

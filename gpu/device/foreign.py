@@ -1,0 +1,45 @@
+"""Memory and streams of another library, used where they are: nothing is copied, nobody waits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from gpu.arrays import Array
+
+
+def array_at(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, owner: Any) -> Array:
+    """A CuPy array over device memory of somebody else's; strides in bytes, None: C-contiguous.
+
+    owner: whose life the memory depends on; the array keeps it. Unlike DLPack it takes bfloat16 as uint16, and works
+    while a CUDA graph is captured.
+    """
+    import cupy
+
+    dtype = np.dtype(dtype)
+    steps = strides or tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape)))
+    span = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) if all(shape) else 0
+    memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, span, owner), 0)
+    return cupy.ndarray(shape, dtype, memory, strides)
+
+
+class _Foreign:
+    """A stream as CUDA Python's protocol wants it."""
+
+    def __init__(self, address: int):
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+@contextmanager
+def on_stream(address: int) -> Iterator[None]:
+    """Kernels and copies of this package go to the stream with this address (torch: `stream.cuda_stream`)."""
+    import cupy
+
+    wrap = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14
+    stream = cupy.cuda.ExternalStream(address) if wrap is None else wrap(_Foreign(address))
+    with stream:
+        yield
