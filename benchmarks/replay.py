@@ -1,11 +1,13 @@
 """Replay over recorded supports against masking to -inf and log_softmax in torch: forward and backward.
 
     python -m benchmarks.replay [--tokens 4096] [--threads 2] [--repeats 3]
+    python -m benchmarks.replay --device cuda [--into README.md]
 
 Tokens x 151,936 float32 logits, N(0, 3), supports of 200. Each side runs in a process of its own, which starts with
 the logits and ends with their gradient; extra memory is the peak of the process beyond the logits, with and without
 the gradient, which both sides must make. The torch side needs four times the logits' memory (2.5 GB for 4,096 tokens)
-and is run once. Writes benchmarks/results/replay.json.
+and is run once. Writes benchmarks/results/replay.json. On a CUDA device (benchmarks/replay_cuda.py says how) it writes
+replay_cuda.json, and with --into a table of it between a file's markers; --table does that with what was measured.
 """
 
 import argparse
@@ -22,7 +24,8 @@ import numba
 import numpy as np
 import torch
 
-from benchmarks.report import write
+from benchmarks import replay_cuda
+from benchmarks.report import RESULTS, insert_into, write
 from pipeline import SamplingMask
 from pipeline.replay import support_logprobs
 
@@ -30,10 +33,10 @@ VOCABULARY, SUPPORT = 151_936, 200
 SIDES = ("specmask", "torch")
 
 
-def inputs(tokens):
+def inputs(tokens, device="cpu"):
     """Logits [tokens, V] as a leaf, a mask of random supports, the taken tokens."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.empty(tokens, VOCABULARY).normal_(0, 3, generator=generator).requires_grad_()
+    generator = torch.Generator(device).manual_seed(0)
+    logits = torch.empty(tokens, VOCABULARY, device=device).normal_(0, 3, generator=generator).requires_grad_()
     rng = np.random.default_rng(0)
     ids = np.stack([np.sort(rng.choice(VOCABULARY, SUPPORT, replace=False)) for _ in range(tokens)]).astype(np.int32)
     taken = ids[np.arange(tokens), rng.integers(0, SUPPORT, tokens)]
@@ -101,14 +104,40 @@ def start_side(side, options, save):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def on_cuda(tokens, repeats):
+    """The report of a CUDA device, written."""
+    inputs_ = inputs(tokens, "cuda")
+    figures = {"work": work(tokens), **replay_cuda.measure(*inputs_, repeats)}
+    print(json.dumps(figures, indent=1))
+    return write("replay_cuda", figures)
+
+
+def work(tokens):
+    """What is measured."""
+    return f"{tokens} x {VOCABULARY} float32 logits, supports of {SUPPORT}: forward and backward"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, help="default 3, on CUDA 10")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--table", action="store_true", help="print the table of what was measured on CUDA instead")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="on CUDA: put the table between FILE's markers")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.table or options.device == "cuda":
+        path = RESULTS / "replay_cuda.json"
+        if not options.table:
+            if not torch.cuda.is_available():
+                parser.exit(2, "device=none, expected a CUDA device for --device cuda\n")
+            path = on_cuda(options.tokens, options.repeats or 10)
+        table = replay_cuda.table(json.loads(path.read_text()))
+        insert_into(options.into, "replay", table) if options.into else print(table)
+        return
+    options.repeats = options.repeats or 3
     if options.side:
         run_side(options.side, options)
         return
@@ -119,7 +148,7 @@ def main():
         agree = {name: float(np.abs(ours_[name] - theirs[name]).max()) for name in ("logprobs", "grad")}
     mine, torchs = results["specmask"], results["torch"]
     figures = {
-        "work": f"{options.tokens} x {VOCABULARY} float32 logits, supports of {SUPPORT}: forward and backward",
+        "work": work(options.tokens),
         "threads": options.threads,
         "results": results,
         "times_faster": round(torchs["median_s"] / mine["median_s"], 1),

@@ -1,4 +1,4 @@
-"""Where a measurement's figures go, with what is needed to repeat it."""
+"""Where a measurement's figures go, with what is needed to repeat it, and where their tables go."""
 
 from __future__ import annotations
 
@@ -26,6 +26,29 @@ def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     temporary.write_text(json.dumps(report | {"versions": _versions(), "figures": figures}, indent=1) + "\n")
     temporary.replace(path)
     return path
+
+
+def insert(text: str, name: str, table: str) -> str:
+    """`text` with `table` between the markers of that name. ValueError if it has none."""
+    start, stop = markers(name)
+    before, begin, rest = text.partition(start)
+    _, end, after = rest.partition(stop)
+    if not (begin and end):
+        raise ValueError(f"markers={start} ... {stop}, expected both in the file, in this order")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def insert_into(path: Path, name: str, table: str) -> None:
+    """The same in a file, replaced at once."""
+    changed = insert(path.read_text(), name, table)
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(changed)
+    temporary.replace(path)
+
+
+def markers(name: str) -> tuple[str, str]:
+    """What stands before and behind a table in a Markdown file."""
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
 
 
 def machine() -> dict[str, Any]:

@@ -65,6 +65,7 @@ def run_rounds():
     import cupy
     import numpy as np
 
+    from tests import device_replay
     from tests.backends import HOST, Device
     from tests.rounds import make_proposal, make_round, run_round
 
@@ -83,6 +84,8 @@ def run_rounds():
         exact = HOST.select_support(round_.rows, *round_.parameters, filter_order=order, capacity=size)
         for proposal in (None, make_proposal(seed, round_, exact, of_proposal)):
             run_round(Sanitized(), round_, order, capacity, 1 + size // 2, proposal)
+    for name in device_replay.CASES:
+        device_replay.check_case(Sanitized(), name)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from benchmarks.kernels.accuracy import Reference, of_peer
 from benchmarks.kernels.cases import SETTINGS, SHAPES, WIDTH, Setting, Shape, make_inputs
 from benchmarks.kernels.in_flashinfer import FlashInferRound
 from benchmarks.kernels.in_torch import TorchRound
-from benchmarks.kernels.table import BEGIN, END, insert, tables
-from benchmarks.report import write
+from benchmarks.kernels.table import tables
+from benchmarks.report import insert, markers, write
 from tests import naive
 
 SHAPE = Shape(3, 500, "float32")
@@ -156,12 +156,13 @@ def test_the_tables_say_what_was_measured(report):
 
 def test_the_command_puts_the_tables_between_the_markers(report, tmp_path, monkeypatch, capsys):
     page, results = tmp_path / "page.md", tmp_path / "kernels.json"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    begin, end = markers("kernels")
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     monkeypatch.setattr(sys, "argv", ["kernels", "--table", "--results", str(results), "--into", str(page)])
     command.main()
-    assert page.read_text() == f"before\n{BEGIN}\n{tables(report)}\n{END}\nafter\n"
+    assert page.read_text() == f"before\n{begin}\n{tables(report)}\n{end}\nafter\n"
     monkeypatch.setattr(sys, "argv", ["kernels", "--table", "--results", str(results)])
     command.main()
     assert capsys.readouterr().out == tables(report) + "\n"
     with pytest.raises(ValueError, match="markers"):
-        insert("no markers", report)
+        insert("no markers", "kernels", tables(report))

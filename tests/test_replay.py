@@ -11,6 +11,8 @@ from pipeline import InvalidRequest, Rollouts, SamplingMask, SamplingParams, Top
 from pipeline.replay import (
     Recorded,
     Sequences,
+    Supports,
+    arguments,
     importance_ratios,
     replay,
     support_entropy,
@@ -110,13 +112,105 @@ def test_on_cuda_as_on_the_cpu(dtype):
     logits, mask, tokens, temperature = a_case(dtype=dtype)
     other = logits.detach().cuda().requires_grad_()
     results = [replay(each, mask, temperature, token_ids=tokens) for each in (logits, other)]
+    assert results[1].logprobs.device == results[1].entropy.device == other.device
+    assert torch.equal(results[0].logprobs, results[1].logprobs.cpu())
+    assert torch.allclose(
+        results[0].entropy, results[1].entropy.cpu(), rtol=2**-24 if dtype != torch.float64 else 1e-15
+    )
+    by_token = torch.linspace(-1, 1, len(tokens), dtype=results[0].logprobs.dtype)
     for result in results:
-        (result.logprobs + result.entropy).sum().backward()
-    assert results[1].logprobs.device == other.grad.device == other.device
+        (result.logprobs * by_token.to(result.logprobs.device)).sum().backward(retain_graph=True)
+    assert torch.equal(logits.grad, other.grad.cpu())
+    logits.grad = other.grad = None
+    for result in results:
+        result.entropy.sum().backward()
     close = {"rtol": 1e-12 if dtype == torch.float64 else 2**-7, "atol": 1e-14}
-    assert torch.allclose(results[0].logprobs, results[1].logprobs.cpu(), **close)
-    assert torch.allclose(results[0].entropy, results[1].entropy.cpu(), **close)
     assert torch.allclose(logits.grad, other.grad.cpu(), **close)
+
+
+@pytest.mark.gpu
+def test_prepared_supports_wait_for_nothing_and_follow_torchs_stream():
+    logits, mask, tokens, temperature = a_case(rows=50, dtype=torch.bfloat16)
+    expected = replay(logits, mask, temperature, token_ids=tokens)
+    (expected.logprobs + expected.entropy).sum().backward()
+    supports = Supports.of(mask, temperature, vocab_size=VOCABULARY, token_ids=tokens, device="cuda")
+    warm = logits.detach().cuda().requires_grad_()
+    supports.logprobs(warm).sum().backward()  # compiles
+    other, stream = torch.zeros_like(logits, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    source = logits.detach().cuda()
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)  # were the kernels elsewhere, they would see zeros
+            other.copy_(source)
+            leaf = other.detach().requires_grad_()
+            result = supports.replay(leaf)
+            (result.logprobs + result.entropy).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert torch.equal(result.logprobs.cpu(), expected.logprobs)
+    assert torch.allclose(leaf.grad.cpu(), logits.grad, rtol=2**-7, atol=1e-14)
+
+
+@pytest.mark.gpu
+def test_on_cuda_rows_may_be_strided_and_columns_copied():
+    logits, mask, tokens, temperature = a_case()
+    expected = support_logprobs(logits, mask, temperature, token_ids=tokens)
+    wide = torch.full((20, 3, VOCABULARY + 5), torch.nan, dtype=torch.float64, device="cuda")
+    wide[:, 1, 2:-3] = logits.detach().cuda()
+    for view in (wide[:, 1, 2:-3], logits.detach().cuda().T.contiguous().T):
+        assert torch.equal(support_logprobs(view, mask, temperature, token_ids=tokens).cpu(), expected)
+
+
+@pytest.mark.gpu
+def test_on_cuda_without_cupy(monkeypatch):
+    logits, mask, tokens, temperature = a_case(rows=3)
+    monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidRequest, match=r"logits on cuda:0, expected CuPy for them: install specmask\[cuda12\]"):
+        support_logprobs(logits.detach().cuda(), mask, temperature, token_ids=tokens)
+
+
+def test_supports_prepared_once():
+    """For several passes, also over logits with padding tokens behind the vocabulary."""
+    logits, mask, tokens, temperature = a_case()
+    supports = Supports.of(mask, temperature, vocab_size=VOCABULARY, token_ids=tokens)
+    for step in range(3):
+        again = logits.detach() * (1 - step / 4)
+        padded = torch.cat([again, torch.full((len(again), 5), torch.nan, dtype=torch.float64)], 1)
+        expected = replay(again, mask, temperature, token_ids=tokens)
+        for given in (again, padded):
+            result = supports.replay(given)
+            assert torch.equal(result.logprobs, expected.logprobs)
+            assert torch.equal(result.entropy, expected.entropy)
+            assert torch.equal(supports.logprobs(given), expected.logprobs)
+            assert torch.equal(supports.entropy(given), expected.entropy)
+
+
+def test_supports_refuse():
+    logits, mask, _, temperature = a_case(rows=6)
+    supports = Supports.of(mask, temperature, vocab_size=VOCABULARY)
+    with pytest.raises(InvalidRequest, match=r"token_ids=None, expected the taken tokens: give them to Supports\.of"):
+        supports.logprobs(logits)
+    with pytest.raises(InvalidRequest, match="logits rows=5, expected 6"):
+        supports.entropy(logits[1:])
+    with pytest.raises(InvalidRequest, match="logits vocabulary=210, expected at least vocab_size=211"):
+        supports.entropy(logits[:, 1:])
+    with pytest.raises(InvalidRequest, match="logits on meta, expected them on the CPU or on CUDA"):
+        supports.entropy(logits.detach().to("meta"))
+    with pytest.raises(InvalidRequest, match=r"mask\[\d\] has token id=\d+, expected .*below the vocabulary, 200"):
+        Supports.of(SamplingMask(mask.token_ids + 200, mask.offsets, mask.logprobs, "selected"), vocab_size=200)
+
+
+def test_read_only_masks(recwarn):
+    """As files give them."""
+    logits, mask, tokens, temperature = a_case()
+    for array in (mask.token_ids, mask.offsets, mask.logprobs, tokens, temperature):
+        array.flags.writeable = False
+    support_logprobs(logits, mask, temperature, token_ids=tokens).sum().backward()
+    assert not list(recwarn)
 
 
 def test_several_masks_are_one():

@@ -14,8 +14,8 @@ import torch
 from benchmarks import kernels
 from benchmarks.kernels.cases import QUICK_SETTINGS, QUICK_SHAPES, SETTINGS, SHAPES, Inputs, Setting, Shape
 from benchmarks.kernels.measure import FLASHINFER, Bench
-from benchmarks.kernels.table import insert_into, tables
-from benchmarks.report import RESULTS, write
+from benchmarks.kernels.table import tables
+from benchmarks.report import RESULTS, insert_into, write
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.table:
         report = json.loads(options.results.read_text())
-        insert_into(options.into, report) if options.into else print(tables(report))
+        insert_into(options.into, "kernels", tables(report)) if options.into else print(tables(report))
     elif not torch.cuda.is_available():
         parser.exit(2, "device=none, expected a CUDA device: this measures kernels on a GPU (--table needs none)\n")
     else:

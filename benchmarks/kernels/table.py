@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.cases import WIDTH
 
-BEGIN, END = "<!-- kernels:begin -->", "<!-- kernels:end -->"
 _PEERS = ("torch", "flashinfer sparse", "flashinfer dense")
 _ABSENT = "–"
 
@@ -23,23 +21,6 @@ def tables(report: dict[str, Any]) -> str:
     )
     cases = figures["cases"]
     return "\n".join([head, "", *_against_peers(cases), "", *_settings(cases)])
-
-
-def insert(text: str, report: dict[str, Any]) -> str:
-    """`text` with the tables between its markers. ValueError if it has none."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"markers={BEGIN} ... {END}, expected both in the file, in this order")
-    return f"{before}{BEGIN}\n{tables(report)}\n{END}{after}"
-
-
-def insert_into(path: Path, report: dict[str, Any]) -> None:
-    """The same in a file, replaced at once."""
-    changed = insert(path.read_text(), report)
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(changed)
-    temporary.replace(path)
 
 
 def _against_peers(cases: list[dict[str, Any]]) -> list[str]:
