@@ -14,6 +14,14 @@ CASES = {
 }
 ODD = {"ties": "ties", "zeros of both signs": "zeros", "holes": "holes", "alone": "one_hot", "huge": "huge"}
 CASES |= {name: ((140, 90), 150, "float32", kind) for name, kind in ODD.items()}
+CASES["several largest"] = ((140, 150, 90, 130, 1), 150, "float32", "tops")
+
+
+def _row(kind, size, rng):
+    x = landscape("normal" if kind == "tops" else kind, size, rng)
+    if kind == "tops":
+        x[rng.choice(size, 20, replace=False)] = x.max()
+    return x
 
 
 def a_case(dtype=np.float64):
@@ -29,7 +37,7 @@ def check_case(backend, name):
     """All three functions, of rows inside wider ones; the backend holds them against the host's."""
     sizes, vocabulary, dtype, *kind = CASES[name]
     rng = np.random.default_rng(sorted(CASES).index(name))
-    x = np.stack([landscape(kind[0] if kind else "normal", vocabulary, rng) for _ in sizes])
+    x = np.stack([_row(kind[0] if kind else "normal", vocabulary, rng) for _ in sizes])
     x[-1, rng.integers(vocabulary)] = np.nan
     ids = [np.sort(rng.choice(vocabulary, size, replace=False)) for size in sizes]
     ids, offsets = np.concatenate(ids).astype(np.int32), np.cumsum([0, *sizes])
