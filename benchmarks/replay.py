@@ -134,6 +134,8 @@ def main():
             if not torch.cuda.is_available():
                 parser.exit(2, "device=none, expected a CUDA device for --device cuda\n")
             path = on_cuda(options.tokens, options.repeats or 10)
+        elif not path.exists():
+            parser.exit(2, f"results={path}, expected them there: run with --device cuda first\n")
         table = replay_cuda.table(json.loads(path.read_text()))
         insert_into(options.into, "replay", table) if options.into else print(table)
         return
