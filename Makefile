@@ -8,7 +8,7 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\(1[23]\).*/
 PINS := -c constraints.txt $(if $(CUDA),,-c constraints-ptx.txt)
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint unit test-gpu fuzz fuzz-gpu bench bench-kernels bench-replay clean
+.PHONY: demo test lint unit test-gpu fuzz fuzz-gpu bench bench-kernels bench-replay bench-acceptance clean
 
 demo: $(STAMP)
 	$(PY) -m pipeline.demo
@@ -44,6 +44,10 @@ bench-kernels: $(STAMP)
 # Needs about 12 GB of memory.
 bench-replay: $(STAMP)
 	$(PY) -m benchmarks.replay
+
+# PROMPTS: the prompt files, one a data set.
+bench-acceptance: $(STAMP)
+	$(PY) -m benchmarks.acceptance --prompts $(PROMPTS)
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt constraints-ptx.txt
 	$(PYTHON) -m venv $(VENV)
