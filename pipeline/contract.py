@@ -1,10 +1,21 @@
 """Which requests can be served exactly, and which are refused, with the reason.
 
 A mask, or the record of an audit, is only worth having when every committed token really is a sample of the recorded
-distribution. What breaks that is refused here, before the request starts:
+distribution. What a policy may contain, and still be recorded exactly: anything that is a function of the model's
+logits and of the tokens before the row, drafts included. Every path, ordinary or speculative, on the host or a device,
+applies to each row in this order:
+
+1. repetition, frequency and presence penalties; 2. `logit_bias`; 3. `logits_processors`, as they are listed; 4. no
+ending before `min_new_tokens`; 5. division by `temperature`; 6. `top_k` and `top_p` in the pipeline's `filter_order`;
+7. `min_p`; 8. renormalisation.
+
+Step 7 compares with the row's largest probability, which every filter keeps, so it takes the same tokens before and
+after renormalising; it comes after step 6, whose top_p counts the mass that min_p then drops (transformers' order). A
+greedy request takes the argmax after step 4.
+
+What breaks the record is refused here, before the request starts:
 
 - a speculative method that doesn't declare that its drafts are chosen without seeing the verification's coins;
-- min_p together with a mask and a speculative method;
 - acceptance thresholds other than 1.0, simulated acceptance, or a verify stage that doesn't keep the law;
 - unbounded top_k, unless the pipeline was built with ``allow_unbounded_support=True``;
 - a sampled request, masked or not, on a pair that can only verify greedily.
@@ -144,10 +155,6 @@ def _check_mask(params: SamplingParams, can: Capabilities) -> None:
         raise InvalidRequest(
             f"{asked}, expected {without} while the acceptance thresholds are single={can.threshold_single} and "
             f"acc={can.threshold_acc}: only 1.0 is exact; call set_accept_thresholds(1.0, 1.0)"
-        )
-    if params.min_p > 0 and can.method is not None:
-        raise InvalidRequest(
-            f"min_p={params.min_p}, expected 0 for a mask under speculative decoding; drop min_p or use draft=None"
         )
     if params.top_k is None and not params.greedy and not can.allow_unbounded_support:
         raise InvalidRequest(

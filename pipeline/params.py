@@ -36,7 +36,8 @@ class SamplingParams:
         top_k: Keep tokens with fewer than `top_k` others above them, so ties at the cutoff are all kept.
             None: unbounded. 1: greedy.
         top_p: In (0, 1]. Keep the most probable tokens up to the one that crosses `top_p`; 1 is the identity.
-        min_p: In [0, 1). Keep tokens at least `min_p` times as probable as the most probable one.
+        min_p: In [0, 1). Of what `top_k` and `top_p` kept, keep tokens at least `min_p` times as probable as the most
+            probable one, both after temperature (Nguyen et al. 2024).
         repetition_penalty: Above 0; 1 is neutral. Divides positive and multiplies negative logits of seen tokens.
         presence_penalty: Subtracted once from every token of the output so far.
         frequency_penalty: Subtracted once an occurrence in the output so far.
@@ -47,6 +48,8 @@ class SamplingParams:
         max_new_tokens: The limit of the output, at least 1. The pipeline's `max_length` may end it earlier, with the
             same reason "length".
         min_new_tokens: No EOS or stop token before so many tokens, and stop strings are not looked for.
+        max_time: Seconds; the first round that ends later, counted from when the sample got its slot, is its last, and
+            everything that the round committed stays. How many tokens that leaves isn't reproducible. None: no limit.
         stop: Strings that end the output; the text is cut before them. Looked for in the decoded text, which has no
             special tokens: name those in `stop_token_ids`.
         stop_token_ids: Ids that end the output with reason "stop".
@@ -78,6 +81,7 @@ class SamplingParams:
     grammar: None = None
     max_new_tokens: int = 256
     min_new_tokens: int = 0
+    max_time: float | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -111,6 +115,8 @@ class SamplingParams:
         self._integer("min_new_tokens", "an integer of at least 0", 0)
         if self.min_new_tokens > self.max_new_tokens:
             self._refuse("min_new_tokens", f"at most max_new_tokens={self.max_new_tokens}")
+        if self.max_time is not None:
+            self._real("max_time", "a finite number of seconds above 0, or None for no limit", lambda x: x > 0)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             self._refuse("stop", "a non-empty string or a sequence of non-empty strings")

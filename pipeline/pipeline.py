@@ -20,12 +20,13 @@ any other.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,10 @@ class SpeculativePipeline:
         self.stages: dict[str, Any] = {name: getattr(library, name.capitalize())() for name in STAGES}
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._observers: dict[str, list[Callable[[Any], None]]] = {name: [] for name in STAGES}
-        self._tickets = itertools.count()
+        self._num_tickets = 0
         self._unclaimed: deque[Rollout] = deque()
+        self._to_cancel: deque[int] = deque()
+        self._cancelled: list[tuple[Request, Rollout]] = []
 
     @classmethod
     def from_pretrained(
@@ -138,7 +141,7 @@ class SpeculativePipeline:
         results: dict[int, list[Rollout]] = {}
         try:
             for index, (prompt, policy) in enumerate(zip(prompts, policies, strict=True)):
-                ticket = next(self._tickets)
+                ticket = self._ticket()
                 try:
                     token_ids = self._admissible(prompt, policy)
                 except InvalidRequest as refusal:
@@ -150,6 +153,7 @@ class SpeculativePipeline:
         finally:
             # What an interrupted call left; the pipeline goes on without it.
             self.state.abandon(results)
+            self._cancelled = [pair for pair in self._cancelled if pair[0].prompt.ticket not in results]
         rollouts = [r for found in results.values() for r in sorted(found, key=lambda r: r.sample_index)]
         result = Rollouts(rollouts, describe(self.state, self.capabilities, distinct))
         if result.failed:
@@ -172,7 +176,7 @@ class SpeculativePipeline:
         """
         params = params or SamplingParams()
         token_ids = self._admissible(prompt, params)
-        ticket = next(self._tickets)
+        ticket = self._ticket()
         self._enqueue(ticket, token_ids, params, ticket, 0)
         return ticket
 
@@ -182,12 +186,15 @@ class SpeculativePipeline:
         A round is whole or hasn't happened: an exception (an observer's, a stage's, Ctrl-C) leaves every request where
         it was before, and the next call runs the round again.
         """
+        self._take_out_cancelled()
         go_back = self.state.save()
         try:
-            return self._round()
+            done = self._round()
         except BaseException:
             go_back()
             raise
+        cancelled, self._cancelled = self._cancelled, []
+        return replace(done, cancelled=cancelled)
 
     def _round(self) -> Round:
         self.state.clean()
@@ -211,7 +218,21 @@ class SpeculativePipeline:
     @property
     def has_work(self) -> bool:
         """Whether a request waits, runs, or has finished unseen while `generate` ran."""
-        return bool(self.state.waiting or self.state.running or self._unclaimed)
+        return bool(self.state.waiting or self.state.running or self._unclaimed or self._to_cancel or self._cancelled)
+
+    def cancel(self, ticket: int) -> None:
+        """End the samples of a ticket (`submit`'s, or `request.prompt.ticket` of a record) before the next round.
+
+        They come out of the next `step`, `stream` or running `generate`: with finish_reason "cancelled" and what they
+        had committed, every record cut at the same token; or, without a token yet, as an error. One that has ended
+        already stays as it is. May be called from an observer and from another thread.
+
+        Raises:
+            InvalidRequest: No ticket of this pipeline.
+        """
+        if isinstance(ticket, bool) or not isinstance(ticket, Integral) or not 0 <= ticket < self._num_tickets:
+            raise InvalidRequest(f"ticket={ticket!r}, expected one that submit returned")
+        self._to_cancel.append(int(ticket))
 
     # --- looking in and changing ------------------------------------------------------------------------------------
 
@@ -303,6 +324,17 @@ class SpeculativePipeline:
             callback(record)
         return record
 
+    def _take_out_cancelled(self) -> None:
+        tickets = set()
+        while self._to_cancel:
+            tickets.add(self._to_cancel.popleft())
+        for request in self.state.abandon(tickets):
+            if request.num_generated:
+                request.finish_reason = "cancelled"
+            else:
+                request.fail("cancelled before its first token")
+            self._cancelled.append((request, make_rollout(request, self.state.target.tokenizer)))
+
     def _settle(self, block: Block) -> Settled:
         self._refuse_masks_without_law(block)
         adjusted = self._run("adjust", block)
@@ -338,6 +370,10 @@ class SpeculativePipeline:
             if not isinstance(policy, SamplingParams):
                 raise InvalidRequest(f"params={policy!r}, expected SamplingParams")
         return policies
+
+    def _ticket(self) -> int:
+        self._num_tickets += 1
+        return self._num_tickets - 1
 
     def _admissible(self, prompt: Prompted, params: SamplingParams) -> np.ndarray:
         token_ids = token_ids_of(prompt, self.state.target)

@@ -187,17 +187,19 @@ class Round:
         admitted: Who got a slot.
         prefill: The block of the first tokens; None if nobody was admitted.
         decode: The block of the round; None if nothing was left to decode.
+        cancelled: The requests that were taken out before the round, with what they ended as.
     """
 
     admitted: Admitted
     prefill: Settled | None
     decode: Settled | None
+    cancelled: list[tuple[Request, Rollout]] = field(default_factory=list)
 
     @property
     def ended(self) -> list[tuple[Request, Rollout]]:
         """The requests that ended in this round, with what they ended as."""
         settled = [part for part in (self.prefill, self.decode) if part is not None]
-        return [pair for part in settled for pair in part.finished.ended]
+        return self.cancelled + [pair for part in settled for pair in part.finished.ended]
 
     @property
     def rollouts(self) -> list[Rollout]:

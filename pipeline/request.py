@@ -42,6 +42,7 @@ class Request:
         params: Its policy and limits; `params_index` numbers the distinct ones of a call.
         seed: 64 bits: all its randomness.
         scanner: Looks for the end in committed tokens.
+        deadline: When its `max_time` is over, on the state's clock, set by admit; None: never.
         slot: The batch row, set by admit; -1 before and after.
         cached: Tokens whose keys and values the target's cache holds, set by prefill and commit. The anchor, the
             newest token, is never among them.
@@ -58,6 +59,7 @@ class Request:
     params_index: int
     seed: int
     scanner: StopScanner
+    deadline: float | None = None
     slot: int = -1
     cached: int = 0
     token_ids: list[int] = field(default_factory=list)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.audit_record import AuditRecord
 
-FinishReason = Literal["eos", "stop", "length", "abort"]
+FinishReason = Literal["eos", "stop", "length", "time", "cancelled", "abort"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +77,9 @@ class Rollout:
         prompt_token_ids: int32.
         token_ids: int32 [n], the EOS or stop token included.
         text: The decoded output, cut before a stop string; "" without a tokenizer.
-        finish_reason: "eos", "stop" (a stop string or stop token), "length", or "abort": then `error` says why, and
-            no token is handed out.
+        finish_reason: "eos", "stop" (a stop string or stop token), "length", "time" (its `max_time` was over),
+            "cancelled" (by `SpeculativePipeline.cancel`), or "abort": then `error` says why, and no token is handed
+            out.
         logprobs: float32 [n], each token's log-probability under the policy it was drawn from; or None.
         sampling_mask: The supports, if they were asked for.
         top_logprobs: The largest log-probabilities, if they were asked for.

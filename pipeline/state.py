@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -102,6 +103,7 @@ class State:
         dirty: Slots whose cache rows may hold NaN. Written by finish and abandon, emptied by clean.
         entered: Who got which slot in this round. Written by take.
         threshold_single, threshold_acc: Acceptance thresholds. Written by set_accept_thresholds.
+        clock: Seconds; what `SamplingParams.max_time` is measured by.
     """
 
     target: Any
@@ -115,6 +117,7 @@ class State:
     threshold_acc: float = 1.0
     dirty: set[int] = field(default_factory=set)
     entered: list[tuple[Request, int]] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def running(self) -> list[Request]:
@@ -130,6 +133,8 @@ class State:
         request = self.waiting[0]
         self.entered.append((request, slot))
         request.slot = slot
+        if request.params.max_time is not None:
+            request.deadline = self.clock() + request.params.max_time
         self.active[slot] = request
         self.waiting.popleft()
         return request
@@ -157,13 +162,17 @@ class State:
 
         return restore
 
-    def abandon(self, tickets: Collection[int]) -> None:
-        """Take out the requests of these tickets, wherever they are."""
+    def abandon(self, tickets: Collection[int]) -> list[Request]:
+        """Take out the requests of these tickets, wherever they are, and return them."""
+        if not tickets:
+            return []
+        taken = [r for r in (*self.running, *self.waiting) if r.prompt.ticket in tickets]
         self.waiting = deque(request for request in self.waiting if request.prompt.ticket not in tickets)
         for slot, request in enumerate(self.active):
             if request is not None and request.prompt.ticket in tickets:
                 self.active[slot] = None
                 self.dirty.add(slot)
+        return taken
 
     def clean(self) -> None:
         """Zero the cache rows of failed requests: a masked NaN still poisons the row of whoever comes next."""

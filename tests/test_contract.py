@@ -56,15 +56,6 @@ def test_a_method_without_the_contract_generates_but_is_not_captured():
     assert pipe.generate([[1, 2, 3]], SamplingParams(max_new_tokens=3, seed=0))[0].ok
 
 
-def test_min_p_with_a_speculative_mask():
-    assert refusal(pipes.pipe(), min_p=0.1) == (
-        "min_p=0.1, expected 0 for a mask under speculative decoding; drop min_p or use draft=None"
-    )
-    ordinary = pipes.pipe(speculative=False).generate([[1, 2]], SamplingParams(**MASKED, min_p=0.1))
-    assert ordinary[0].ok
-    assert pipes.pipe().generate([[1, 2]], SamplingParams(min_p=0.1, max_new_tokens=3))[0].ok
-
-
 def test_thresholds_other_than_one():
     pipe = pipes.pipe()
     pipe.set_accept_thresholds(single=1.0, acc=0.8)

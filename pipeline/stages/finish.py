@@ -14,7 +14,10 @@ from pipeline.state import State
 
 
 class Finish:
-    """Scans the committed tokens one by one; the one that ends the output is the last that is kept."""
+    """Scans the committed tokens one by one; the one that ends the output is the last that is kept.
+
+    A time limit is looked at once a round, behind its last token.
+    """
 
     def __call__(self, state: State, packed: Packed) -> Finished:
         ended = []
@@ -44,6 +47,8 @@ class Finish:
                 request.finish_reason = "length"
             if request.finish_reason:
                 break
+        if request.finish_reason is None and request.deadline is not None and state.clock() >= request.deadline:
+            request.finish_reason = "time"
         request.chunks.append(chunk.cut(length))
 
 

@@ -1,0 +1,73 @@
+"""What may adjust a policy, end to end, against the processors of transformers that do the same.
+
+A recorded support, its log-probabilities and the reference are of one row of logits: the verifier's own.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from pipeline import SamplingParams
+from tests import naive, pipes
+from tests.strategies import fuzz
+from tests.test_masks import PROMPTS, Watch
+
+PATHS = {
+    "ordinary": lambda **options: pipes.pipe(False, **options),
+    "dflash": pipes.pipe,
+    "dspark": lambda **options: pipes.pipe_of_kind("dspark vanilla", **options),
+}
+
+
+def warped(logits, params):
+    """The final probabilities by transformers' warpers, in its own order: float64 [V]."""
+    scores = torch.from_numpy(logits.astype(np.float64))[None]
+    scores = TemperatureLogitsWarper(params.temperature)(None, scores)
+    if params.top_k is not None:
+        scores = TopKLogitsWarper(params.top_k)(None, scores)
+    if params.top_p < 1:
+        scores = TopPLogitsWarper(params.top_p)(None, scores)
+    if params.min_p > 0:
+        scores = MinPLogitsWarper(params.min_p)(None, scores)
+    return torch.softmax(scores, -1)[0].numpy()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@fuzz
+@given(
+    temperature=st.sampled_from([0.4, 1.0, 2.5]),
+    top_k=st.sampled_from([None, 3, 20, 320]),
+    top_p=st.sampled_from([1.0, 0.95, 0.6]),
+    min_p=st.sampled_from([0.02, 0.1, 0.5, 0.95]),
+    seed=st.integers(0, 2**32),
+)
+def test_min_p_is_captured_as_transformers_computes_it(path, temperature, top_k, top_p, min_p, seed):
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_new_tokens=6, ignore_eos=True,
+        return_sampling_mask=True, sampling_logprobs="support",
+    )  # fmt: skip
+    pipe = PATHS[path](allow_unbounded_support=True)
+    watch = Watch(pipe)
+    rollout = pipe.generate(PROMPTS[:1], params)[0]
+    for i, row in enumerate(watch.rows[0][:6]):
+        logits = row["logits"].astype(np.float64)
+        if naive.policy(logits, temperature, top_k or 0, top_p, min_p).borderline:
+            continue
+        probs = warped(logits, params)
+        assert rollout.sampling_mask[i].tolist() == np.flatnonzero(probs).tolist()
+        recorded = np.exp(rollout.sampling_mask.row_logprobs(i).astype(np.float64))
+        assert np.abs(recorded - probs[probs > 0]).sum() < 2e-6
+
+
+def test_min_p_alone_bounds_a_support():
+    """Relative to the largest probability after temperature: hotter rows keep more, and no top_k is needed."""
+    pipe = pipes.pipe(allow_unbounded_support=True)
+    sizes = []
+    for temperature in (0.3, 1.0, 3.0):
+        params = SamplingParams(temperature=temperature, min_p=0.2, seed=1, max_new_tokens=8, return_sampling_mask=True)
+        sizes.append(pipe.generate(PROMPTS[:1], params)[0].sampling_mask.sizes.mean())
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > sizes[0]
