@@ -227,3 +227,39 @@ def test_read_only_logits(backend):
     want = kept(select(backend, x, top_k=9))
     x.setflags(write=False)
     assert kept(select(backend, x, top_k=9)) == want
+
+
+@fuzz
+@given(
+    size=st.sampled_from([33, 1000, 32001]),
+    peaks=st.integers(1, 40),
+    height=st.sampled_from([0.0, 6.0, 12.0, 14.0, 16.0, 20.0, 40.0]),
+    spread=st.sampled_from([0.0, 0.5, 3.0]),
+    holes=st.sampled_from([0.0, 0.5, 0.999]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0, 1e30]),
+    rank=st.integers(0, 45),
+    ulps=st.sampled_from([-1, 0, 1]),
+    seed=st.integers(0, 2**32),
+)
+def test_the_crossing_is_exact_where_the_mass_is_only_bounded(
+    backend, size, peaks, height, spread, holes, temperature, rank, ulps, seed
+):
+    """Rows of a few likely tokens over a tail, in integers: kept is what has less than top_p * Z above it.
+
+    top_p is the mass down to some token, or one float32 beside it, so that any slack in a bound decides wrongly.
+    """
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=size).astype(np.float32) * np.float32(spread)
+    x[rng.random(size) < holes] = -np.inf
+    x[rng.choice(size, min(peaks, size), replace=False)] = height - rng.exponential(2.0, min(peaks, size))
+    whole = select(backend, x, temperature)
+    weights = np.zeros(size, np.int64)
+    weights[whole.token_ids[0, : whole.count[0]]] = whole.weights[0, : whole.count[0]]
+    order = np.argsort(-x, kind="stable")
+    top_p = np.float32(weights[order][: rank + 1].sum() / weights.sum())
+    top_p = np.clip(top_p + ulps * np.spacing(top_p), np.float32(1e-6), np.float32(1 - 2**-24))
+    above = np.concatenate([[0], np.cumsum(weights[order])[:-1]])
+    above = above[np.searchsorted(-x[order], -x[order], side="left")]  # of tied tokens the same
+    crossed = above.astype(np.float64) < np.float64(top_p) * np.float64(weights.sum())
+    want = np.sort(order[crossed & (x[order] > -np.inf)])
+    assert kept(select(backend, x, temperature, top_p=top_p)) == want.tolist()

@@ -3,6 +3,8 @@
 A recorded support, its log-probabilities and the reference are of one row of logits: the verifier's own.
 """
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -71,3 +73,31 @@ def test_min_p_alone_bounds_a_support():
         sizes.append(pipe.generate(PROMPTS[:1], params)[0].sampling_mask.sizes.mean())
     assert sizes == sorted(sizes)
     assert sizes[-1] > sizes[0]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_top_p_without_a_top_k(path):
+    """Complete where the support fits max_support, OVERFLOW where it doesn't, and nothing in between."""
+    kept = refused = 0
+    for top_p in (0.5, 0.9, 0.99):
+        params = SamplingParams(
+            top_p=top_p, seed=2, max_new_tokens=8, ignore_eos=True, return_sampling_mask=True, sampling_logprobs="support"
+        )  # fmt: skip
+        whole = PATHS[path](allow_unbounded_support=True)
+        watch = Watch(whole)
+        rollout = whole.generate(PROMPTS[:1], params)[0]
+        for i, row in enumerate(watch.rows[0][:8]):
+            probs = warped(row["logits"], params)
+            if not naive.policy(row["logits"].astype(np.float64), 1.0, 0, top_p).borderline:
+                assert rollout.sampling_mask[i].tolist() == np.flatnonzero(probs).tolist()
+        most = int(rollout.sampling_mask.sizes.max())
+        for cap in (most, most - 1):
+            with warnings.catch_warnings(record=True):
+                capped = PATHS[path](allow_unbounded_support=True, max_support=cap).generate(PROMPTS[:1], params)[0]
+            if cap == most:
+                assert capped.sampling_mask.token_ids.tolist() == rollout.sampling_mask.token_ids.tolist()
+                kept += 1
+            else:
+                assert capped.error.startswith(f"OVERFLOW: support={most}, expected at most max_support={cap}")
+                refused += 1
+    assert kept == refused == 3

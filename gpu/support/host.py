@@ -9,6 +9,7 @@ from numba import njit, prange
 from gpu import status
 from gpu.checks import check_array, check_range
 from gpu.logit_rows import load, logit_rows
+from gpu.support.bounds import certain_cutoff
 from gpu.support.cutoffs import (
     BINS,
     BLOCK,
@@ -102,7 +103,13 @@ def _select_row(
         size = collect(flat, start, vocabulary, block_keys, bound, candidates)
         if size >= top_k:  # else fewer are finite
             cutoff = kth_largest(candidates, size, top_k)
-    if top_p < np.float32(1.0):
+    certain = False
+    if top_p < np.float32(1.0) and not filtered:
+        certain, cutoff = certain_cutoff(
+            flat, start, vocabulary, block_keys, maximum, temperature, c_hi, c_lo, top_p, candidates, bins,
+            weight_chunk, bin_chunk,
+        )  # fmt: skip
+    if top_p < np.float32(1.0) and not certain:
         mass = np.int64(0)
         if joint or not filtered:
             mass = row_mass(flat, start, vocabulary, maximum, c_hi, c_lo)
