@@ -1,6 +1,7 @@
-"""Kernels of the sampler, on NumPy or CuPy arrays: filter, verification, capture, penalties, random numbers, replay.
+"""Kernels of the sampler, on NumPy or CuPy arrays: filter, verification, capture, penalties, masks, replay, Philox.
 
-adjust_logits    penalties and bias, each row on its own prefix
+adjust_logits    penalties and bias, each row on its own prefix; restrict_logits: only tokens that a bitmask allows
+prompt_lookup    drafts from what followed the last tokens before
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
 verify_chain     which drafts are kept, and the token after them
 capture_masks    the supports of what was committed, packed; verify_and_capture does both in one launch
@@ -14,8 +15,9 @@ row_sums         the sum of each row of CSR entries
 """
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
-from gpu.adjust import History, LogitBias, adjust_logits
+from gpu.adjust import History, LogitBias, adjust_logits, restrict_logits
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks, verify_and_capture
+from gpu.lookup import prompt_lookup
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.replay import row_sums, support_log_softmax, support_log_softmax_backward
 from gpu.rounds import run_round
@@ -45,6 +47,8 @@ __all__ = [
     "capture_masks",
     "pack_masks",
     "philox_4x32",
+    "prompt_lookup",
+    "restrict_logits",
     "row_sums",
     "run_round",
     "sample_seeds",

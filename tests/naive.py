@@ -155,6 +155,28 @@ def adjust(logits, prompt, output, repetition, frequency, presence, bias):
     return adjusted
 
 
+def restrict(logits, mask):
+    """A row with -inf where bit t % 32 of word t // 32 of the mask is 0, but for NaN and +inf."""
+    restricted = logits.copy()
+    for token in range(logits.size):
+        word = int(mask[token // 32]) & 0xFFFFFFFF
+        if not word >> (token % 32) & 1 and not np.isnan(logits[token]) and logits[token] != np.inf:
+            restricted[token] = -np.inf
+    return restricted
+
+
+def lookup(tokens, num_drafts, max_ngram, min_ngram):
+    """Drafts by what followed the longest, then latest, earlier occurrence of the last tokens; [] without one."""
+    for size in range(max_ngram, min_ngram - 1, -1):
+        for end in range(len(tokens) - 1, size - 1, -1):  # ends before `end`; the last tokens themselves don't count
+            if tokens[end - size : end] == tokens[len(tokens) - size :]:
+                drafts = list(tokens[end:])
+                while len(drafts) < num_drafts:  # the period goes on
+                    drafts.append(drafts[len(drafts) - (len(tokens) - end)])
+                return drafts[:num_drafts]
+    return []
+
+
 def philox(counter, key):
     """Philox4x32-10 on Python integers."""
     mask = 0xFFFFFFFF

@@ -81,7 +81,7 @@ def test_top_p_without_a_top_k(path):
     kept = refused = 0
     for top_p in (0.5, 0.9, 0.99):
         params = SamplingParams(
-            top_p=top_p, seed=2, max_new_tokens=8, ignore_eos=True, return_sampling_mask=True, sampling_logprobs="support"
+            top_p=top_p, seed=2, max_new_tokens=8, ignore_eos=True, return_sampling_mask=True
         )  # fmt: skip
         whole = PATHS[path](allow_unbounded_support=True)
         watch = Watch(whole)

@@ -12,12 +12,15 @@ from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits
 
 
-def _in_place(logits: Array, view: DeviceLogits) -> Any:
-    """The logits as a kernel writes them."""
+def in_place(logits: Array, view: DeviceLogits, kind: type) -> Any:
+    """The logits as a kernel of elements of this type writes them. ValueError for rows that share memory."""
+    if any(step == 0 and length > 1 for step, length in zip(logits.strides, logits.shape, strict=True)):
+        raise ValueError(f"logits.strides={logits.strides}, expected rows of their own: they are written")
     if not SIMULATED:
         return logits.data.ptr
     span = (logits.shape[0] - 1) * view.request_step + (view.width - 1) * view.row_step + view.vocabulary
-    return np.lib.stride_tricks.as_strided(np.asarray(logits), (span,), (4,))
+    size = logits.dtype.itemsize
+    return np.lib.stride_tricks.as_strided(np.asarray(logits), (span,), (size,)).view(kind)
 
 
 def _entries(name: str, ids: Array, **others: tuple[Array, type]) -> list[Any]:
@@ -43,8 +46,6 @@ def adjust(
         raise ValueError(f"logits.dtype={logits.dtype}, expected float32")
     view = device_logits(logits, 3)
     batch, width, vocabulary = logits.shape
-    if any(step == 0 and length > 1 for step, length in zip(logits.strides, logits.shape, strict=True)):
-        raise ValueError(f"logits.strides={logits.strides}, expected rows of their own: they are written")
     check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
     check_device("num_drafts", num_drafts, np.int32, (batch,))
     given, nothing = 0, pointer(num_drafts)  # what isn't given isn't read
@@ -79,6 +80,6 @@ def adjust(
         return
     adjust_kernel().launch(
         (batch * width,),
-        _in_place(logits, view), view.request_step, view.row_step, width, vocabulary, pointer(draft_tokens),
+        in_place(logits, view, np.float32), view.request_step, view.row_step, width, vocabulary, pointer(draft_tokens),
         pointer(num_drafts), given, *seen, *penalties, *biases,
     )  # fmt: skip
