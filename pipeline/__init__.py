@@ -4,8 +4,10 @@ from pipeline.audit_record import AuditRecord
 from pipeline.contract import Capabilities
 from pipeline.errors import InvalidRequest
 from pipeline.lengths import ConfidenceThreshold, ThroughputSchedule, measure_cost
+from pipeline.ngram import NgramProposer
 from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.proposer import Contexts, Proposed, Proposer
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
 from pipeline.rollouts import Rollouts
 from pipeline.version import __version__
@@ -14,7 +16,11 @@ __all__ = [
     "AuditRecord",
     "Capabilities",
     "ConfidenceThreshold",
+    "Contexts",
     "InvalidRequest",
+    "NgramProposer",
+    "Proposed",
+    "Proposer",
     "Rollout",
     "Rollouts",
     "SamplingMask",

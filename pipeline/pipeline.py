@@ -38,8 +38,10 @@ from model_loaders import load_draft, load_target
 from pipeline import stages as library
 from pipeline.contract import Capabilities, check_request, check_thresholds
 from pipeline.errors import InvalidRequest
+from pipeline.ngram import NgramProposer
 from pipeline.params import SamplingParams
 from pipeline.prompts import Prompted, token_ids_of
+from pipeline.proposer import Proposer
 from pipeline.provenance import describe
 from pipeline.records import Block, Round, Settled
 from pipeline.request import Prompt, Request
@@ -57,7 +59,7 @@ class SpeculativePipeline:
 
     Args:
         target: `model_loaders.Target`.
-        draft: A `model_loaders.drafts.Draft`; None: ordinary decoding.
+        draft: A `model_loaders.drafts.Draft`, or a `pipeline.proposer.Proposer`; None: ordinary decoding.
         options: See `pipeline.state.Options`, as keywords.
 
     Attributes:
@@ -88,7 +90,7 @@ class SpeculativePipeline:
     def from_pretrained(
         cls,
         target: str = "demo",
-        draft: str | None = None,
+        draft: str | Proposer | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -98,7 +100,9 @@ class SpeculativePipeline:
 
         Args:
             target: "demo", a hub name, a local folder (safetensors or GGUF) or a GGUF file.
-            draft: "demo", a hub name or a local folder of a draft for this target; None: ordinary decoding.
+            draft: "demo", a hub name or a local folder of a draft for this target; "ngram": prompt lookup
+                (`pipeline.ngram.NgramProposer`), for a target without a draft; a proposer of your own; None: ordinary
+                decoding.
             device: "auto" (CUDA if there is one), "cpu" or "cuda".
             dtype: "auto" (bfloat16 on CUDA, float32 on the CPU), or a name of torch's.
             options: `max_batch`, `max_length`, `filter_order`, `max_support`, `allow_unbounded_support`,
@@ -110,7 +114,9 @@ class SpeculativePipeline:
         """
         Options.checked(options)
         loaded = load_target(target, device=device, dtype=dtype)
-        return cls(loaded, None if draft is None else load_draft(draft, loaded), **options)
+        if draft == "ngram":
+            draft = NgramProposer()
+        return cls(loaded, load_draft(draft, loaded) if isinstance(draft, str) else draft, **options)
 
     # --- generating -------------------------------------------------------------------------------------------------
 

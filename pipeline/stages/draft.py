@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 import gpu
+from pipeline.proposer import Contexts, Proposer, checked
 from pipeline.records import Proposal
 from pipeline.request import Request
 from pipeline.state import State
@@ -28,6 +27,10 @@ class Draft:
         if state.draft is None:
             empty = np.empty((len(requests), 0), dtype=np.int32)
             return Proposal(requests, empty, np.zeros(len(requests), dtype=np.int32))
+        most = state.block_size - 1
+        room = np.array([min(most, r.remaining(state.options.max_length) - 1) for r in requests], dtype=np.int32)
+        if isinstance(state.draft, Proposer):
+            return self._from_tokens(state, state.draft, requests, room)
         device = state.target.device
         anchors = torch.tensor([request.anchor for request in requests], device=device)
         starts = torch.tensor([request.cached for request in requests], device=device)
@@ -36,10 +39,8 @@ class Draft:
             starts,
             state.draft_cache,
             kv_length=max(request.cached for request in requests) + state.block_size,
-            **self._draws(state, requests),
+            **{name: torch.from_numpy(values).to(device) for name, values in self._draws(state, requests).items()},
         )
-        most = state.block_size - 1
-        room = np.array([min(most, r.remaining(state.options.max_length) - 1) for r in requests], dtype=np.int32)
         rule = state.options.draft_lengths
         if rule is not None:
             room = rule(drafted.confidence.cpu().numpy(), room)
@@ -52,25 +53,46 @@ class Draft:
             draft_ids=None if law is None or law.token_ids is None else law.token_ids.cpu().numpy(),
         )
 
-    @staticmethod
-    def _draws(state: State, requests: list[Request]) -> dict[str, Any]:
+    def _from_tokens(self, state: State, proposer: Proposer, requests: list[Request], room: np.ndarray) -> Proposal:
+        """The drafts of a method that reads tokens; the block is as wide as its longest row."""
+        batch, most = len(requests), state.block_size - 1
+        draws = self._draws(state, requests) or {
+            "temperatures": np.zeros(batch, np.float32),
+            "uniforms": self._uniforms(requests, most),
+        }
+        rows = [np.concatenate([r.prompt.token_ids, np.array(r.token_ids, np.int32)]) for r in requests]
+        lengths = np.array([len(row) for row in rows], np.int32)
+        token_ids = np.full((batch, lengths.max(initial=1)), -1, np.int32)
+        for into, row in zip(token_ids, rows, strict=True):
+            into[: len(row)] = row
+        contexts = Contexts(token_ids, lengths, **draws, vocab_size=state.target.vocab_size)
+        tokens, num_drafts, probs = checked(proposer.propose(contexts), proposer, contexts)
+        num_drafts = np.minimum(num_drafts, room)
+        width = int(num_drafts.max(initial=0))
+        probs = None if probs is None else np.ascontiguousarray(probs[:, :width])
+        return Proposal(requests, np.ascontiguousarray(tokens[:, :width]), num_drafts, probs)
+
+    @classmethod
+    def _draws(cls, state: State, requests: list[Request]) -> dict[str, np.ndarray]:
         """Temperatures and coins of the requests whose drafts are drawn; nothing where none are."""
         wanted = state.options.proposal
         if wanted == "argmax" or (wanted == "auto" and not getattr(state.draft, "draws_by_default", False)):
             return {}
         if all(request.params.greedy for request in requests):
             return {}
-        device, num_drafts = state.target.device, state.block_size - 1
         temperatures = [0.0 if request.params.greedy else request.params.temperature for request in requests]
+        return {
+            "temperatures": np.array(temperatures, dtype=np.float32),
+            "uniforms": cls._uniforms(requests, state.block_size - 1),
+        }
+
+    @staticmethod
+    def _uniforms(requests: list[Request], num_drafts: int) -> np.ndarray:
         # A coin for each draft of each round: one that drew an unverified draft before may have swayed, through a
         # schedule, how long the neighbours' blocks were, and through them how long this one is.
-        uniforms = gpu.uniforms(
+        return gpu.uniforms(
             np.array([request.seed for request in requests], dtype=np.uint64),
             np.array([request.num_generated * num_drafts for request in requests], dtype=np.int64),
             num_drafts,
             gpu.PROPOSAL,
         )
-        return {
-            "temperatures": torch.tensor(temperatures, dtype=torch.float32, device=device),
-            "uniforms": torch.from_numpy(uniforms).to(device),
-        }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from pipeline.proposer import Proposer
 from pipeline.records import Block, Proposal
 from pipeline.state import State
 
@@ -12,7 +13,8 @@ from pipeline.state import State
 class Forward:
     """Runs every request's block at its own positions and gives the draft the features of all rows.
 
-    Where lengths are scheduled, rows past a request's drafts are left out of the model's forward (`Target.forward`).
+    Where a request has fewer drafts by a rule for lengths, or because a proposer had no more, the rows past them are
+    left out of the model's forward (`Target.forward`).
 
     Features of rejected rows do no harm: the draft's next block overwrites their entries before any row sees them.
     """
@@ -24,6 +26,7 @@ class Forward:
         starts = np.array([[request.cached] for request in proposal.requests], dtype=np.int64)
         positions = starts + np.arange(ids.shape[1])
         on_device = torch.from_numpy(positions).to(target.device)
+        ragged = state.options.draft_lengths is not None or isinstance(state.draft, Proposer)
         state.tap()
         longest = int(positions.max()) + 1
         output = target.forward(
@@ -31,7 +34,7 @@ class Forward:
             on_device,
             state.target_cache,
             kv_length=longest,
-            lengths=None if state.options.draft_lengths is None else (proposal.num_drafts + 1).tolist(),
+            lengths=(proposal.num_drafts + 1).tolist() if ragged else None,
         )
         if state.draft is not None:
             state.draft.extend(output.features, on_device, state.draft_cache, kv_length=longest)
