@@ -53,6 +53,9 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt constraints-ptx.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(PY) -m pip install --quiet --disable-pip-version-check $(PINS) -e '.[test,demo,$(or $(CUDA),ptx)]'
+	# xgrammar without triton (286 MB), which isn't used here.
+	$(PY) -m pip install --quiet --disable-pip-version-check $(PINS) apache-tvm-ffi pydantic
+	$(PY) -m pip install --quiet --disable-pip-version-check $(PINS) --no-deps xgrammar
 	touch $@
 
 clean:

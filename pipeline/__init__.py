@@ -3,6 +3,7 @@
 from pipeline.audit_record import AuditRecord
 from pipeline.contract import Capabilities
 from pipeline.errors import InvalidRequest
+from pipeline.grammars.grammar import Grammar
 from pipeline.lengths import ConfidenceThreshold, ThroughputSchedule, measure_cost
 from pipeline.ngram import NgramProposer
 from pipeline.params import SamplingParams
@@ -17,6 +18,7 @@ __all__ = [
     "Capabilities",
     "ConfidenceThreshold",
     "Contexts",
+    "Grammar",
     "InvalidRequest",
     "NgramProposer",
     "Proposed",

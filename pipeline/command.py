@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from pipeline.arguments import add_options, given
 from pipeline.batch import ShardWriter, new_folder, run
+from pipeline.grammars.grammar import Grammar
 from pipeline.lengths import ConfidenceThreshold
 from pipeline.params import NO_TEXT_FORM, SamplingParams
 from pipeline.pipeline import SpeculativePipeline
@@ -86,7 +87,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--progress", action=argparse.BooleanOptionalAction, help="show a bar (default: if stderr is a terminal)"
     )
     add_options(command, Options, title="pipeline", readers={"draft_lengths": ("THRESHOLD", _threshold)})
-    add_options(command, SamplingParams, title="sampling", without=NO_TEXT_FORM)
+    add_options(
+        command,
+        SamplingParams,
+        title="sampling",
+        without=NO_TEXT_FORM,
+        readers={"grammar": ("KIND=TEXT", _grammar)},
+    )
     return parser
 
 
@@ -94,6 +101,15 @@ def _threshold(text: str) -> ConfidenceThreshold:
     """The one rule for lengths that a number gives."""
     try:
         return ConfidenceThreshold(float(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _grammar(text: str) -> Grammar:
+    """``regex=...``, ``ebnf=...`` or ``json_schema=...``."""
+    kind, _, source = text.partition("=")
+    try:
+        return Grammar.of({kind: source})
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -5,13 +5,13 @@ distribution. What a policy may contain, and still be recorded exactly: anything
 logits and of the tokens before the row, drafts included. Every path, ordinary or speculative, on the host or a device,
 applies to each row in this order:
 
-1. repetition, frequency and presence penalties; 2. `logit_bias`; 3. `logits_processors`, as they are listed; 4. no
-ending before `min_new_tokens`; 5. division by `temperature`; 6. `top_k` and `top_p` in the pipeline's `filter_order`;
-7. `min_p`; 8. renormalisation.
+1. repetition, frequency and presence penalties; 2. `logit_bias`; 3. `logits_processors`, as they are listed;
+4. `grammar`; 5. no ending before `min_new_tokens`; 6. division by `temperature`; 7. `top_k` and `top_p` in the
+pipeline's `filter_order`; 8. `min_p`; 9. renormalisation.
 
-Step 7 compares with the row's largest probability, which every filter keeps, so it takes the same tokens before and
-after renormalising; it comes after step 6, whose top_p counts the mass that min_p then drops (transformers' order). A
-greedy request takes the argmax after step 4.
+Step 8 compares with the row's largest probability, which every filter keeps, so it takes the same tokens before and
+after renormalising; it comes after step 7, whose top_p counts the mass that min_p then drops (transformers' order). A
+greedy request takes the argmax after step 5.
 
 What breaks the record is refused here, before the request starts:
 
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidRequest
+from pipeline.errors import InvalidRequest, short
 from pipeline.params import SamplingParams
 
 
@@ -95,6 +95,8 @@ def check_request(prompt_ids: np.ndarray, params: SamplingParams, can: Capabilit
         raise InvalidRequest(
             f"stop={params.stop!r}, expected no stop strings: the target has no tokenizer; use stop_token_ids"
         )
+    if params.grammar is not None and not can.has_tokenizer:
+        raise InvalidRequest(f"grammar={short(params.grammar)}, expected None: the target has no tokenizer")
     if not params.greedy and not can.sampling_verify_available:
         raise InvalidRequest(
             f"temperature={params.temperature!r}, expected 0: the draft method {can.method!r} can only be verified "

@@ -13,11 +13,12 @@ import numpy as np
 
 from gpu import GREEDY_TEMPERATURE
 from pipeline.errors import InvalidRequest
+from pipeline.grammars.grammar import Grammar
 
 MAX_SAMPLES = 1 << 20
 """The most samples of one prompt."""
 
-NO_TEXT_FORM = ("logits_processors", "grammar")
+NO_TEXT_FORM = ("logits_processors",)
 """Parameters that a command line or a JSON file can't give."""
 
 
@@ -27,9 +28,9 @@ class SamplingParams:
 
     The policy of a token is: the model's logits, then penalties (`repetition_penalty` over prompt and output;
     `presence_penalty` and `frequency_penalty` over the output), then `logit_bias`, then `logits_processors` in
-    order, then the ban on ending tokens before `min_new_tokens`; divided by `temperature`; filtered by `top_k`,
-    `top_p` and `min_p`; renormalised. Each is applied to a verify row with that row's own prefix, the drafts before
-    it included.
+    order, then `grammar`, then the ban on ending tokens before `min_new_tokens`; divided by `temperature`; filtered
+    by `top_k`, `top_p` and `min_p`; renormalised. Each is applied to a verify row with that row's own prefix, the
+    drafts before it included. `pipeline.contract` says it once for all.
 
     Attributes:
         temperature: From 0 to 1e30; below 1e-5 the request is greedy.
@@ -44,10 +45,15 @@ class SamplingParams:
         logit_bias: Token id to a number added to its logit; -inf bans a token.
         logits_processors: Callables of transformers' protocol: ``f(input_ids [1, n] int64, scores [1, vocabulary]
             float32) -> scores``, called for every verify row.
-        grammar: Not built yet; must be None.
+        grammar: What the output must be: ``{"json_schema": ...}``, ``{"regex": ...}`` or ``{"ebnf": ...}``. Every
+            verify row is restricted to what the grammar allows behind that row's own prefix. Where the grammar may end,
+            the end of sequence is allowed, and only there; with `ignore_eos` the output ends, with reason "stop", at
+            the token behind which the grammar allows nothing more. Special tokens add no text, so no grammar allows
+            them. A limit may cut the output before the grammar's end.
         max_new_tokens: The limit of the output, at least 1. The pipeline's `max_length` may end it earlier, with the
             same reason "length".
-        min_new_tokens: No EOS or stop token before so many tokens, and stop strings are not looked for.
+        min_new_tokens: No EOS or stop token before so many tokens (unless a grammar allows nothing else), and stop
+            strings are not looked for.
         max_time: Seconds; the first round that ends later, counted from when the sample got its slot, is its last, and
             everything that the round committed stays. How many tokens that leaves isn't reproducible. None: no limit.
         stop: Strings that end the output; the text is cut before them. Looked for in the decoded text, which has no
@@ -78,7 +84,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     logits_processors: Sequence[Any] = ()
-    grammar: None = None
+    grammar: Grammar | Mapping[str, Any] | None = None
     max_new_tokens: int = 256
     min_new_tokens: int = 0
     max_time: float | None = None
@@ -110,7 +116,7 @@ class SamplingParams:
                 self._refuse("logits_processors", "a sequence of callables (input_ids, scores) -> scores")
         object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
         if self.grammar is not None:
-            self._refuse("grammar", "None: constrained decoding isn't available in this version")
+            object.__setattr__(self, "grammar", Grammar.of(self.grammar))
         self._integer("max_new_tokens", "an integer of at least 1", 1)
         self._integer("min_new_tokens", "an integer of at least 0", 0)
         if self.min_new_tokens > self.max_new_tokens:
@@ -151,7 +157,7 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether the logits are changed before sampling, the ban on early endings aside."""
+        """Whether the logits are changed before sampling, a grammar and the ban on early endings aside."""
         return bool(
             self.repetition_penalty != 1
             or self.presence_penalty
@@ -165,6 +171,8 @@ class SamplingParams:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         values["logits_processors"] = [repr(processor) for processor in self.logits_processors]
         values["stop"], values["stop_token_ids"] = list(self.stop), list(self.stop_token_ids)
+        if isinstance(self.grammar, Grammar):
+            values["grammar"] = self.grammar.to_dict()
         if self.logit_bias is not None:
             # JSON has no infinity.
             values["logit_bias"] = {

@@ -7,7 +7,7 @@ record of `pipeline.records`:
     2  prefill   their prompts go through the target, once a prompt       -> a block of one row a request
     3  draft     the draft proposes tokens after every anchor
     4  forward   the target runs over anchor and drafts                   -> a block of `block_size` rows
-    5  adjust    penalties, bias and processors, each row with its own prefix
+    5  adjust    penalties, bias, processors and grammars, each row with its own prefix
     6  verify    every row's policy, the accepted drafts, the next token
     7  capture   supports and log-probabilities of committed rows, where asked for
     8  commit    requests move on in cache and random stream
@@ -38,6 +38,9 @@ from model_loaders import load_draft, load_target
 from pipeline import stages as library
 from pipeline.contract import Capabilities, check_request, check_thresholds
 from pipeline.errors import InvalidRequest
+from pipeline.grammars.compiler import Compiler
+from pipeline.grammars.grammar import Grammar
+from pipeline.grammars.walk import Walk
 from pipeline.ngram import NgramProposer
 from pipeline.params import SamplingParams
 from pipeline.prompts import Prompted, token_ids_of
@@ -81,6 +84,7 @@ class SpeculativePipeline:
         self.stages: dict[str, Any] = {name: getattr(library, name.capitalize())() for name in STAGES}
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._observers: dict[str, list[Callable[[Any], None]]] = {name: [] for name in STAGES}
+        self._grammars = Compiler(target)
         self._num_tickets = 0
         self._unclaimed: deque[Rollout] = deque()
         self._to_cancel: deque[int] = deque()
@@ -384,6 +388,8 @@ class SpeculativePipeline:
     def _admissible(self, prompt: Prompted, params: SamplingParams) -> np.ndarray:
         token_ids = token_ids_of(prompt, self.state.target)
         check_request(token_ids, params, self.capabilities)
+        if isinstance(params.grammar, Grammar):
+            self._grammars.compile(params.grammar)
         return token_ids
 
     def _enqueue(self, ticket: int, token_ids: np.ndarray, params: SamplingParams, index: int, number: int) -> None:
@@ -398,9 +404,17 @@ class SpeculativePipeline:
                 params_index=number,
                 seed=sample_seed,
                 scanner=StopScanner(params, target.eos_token_ids, target.tokenizer),
+                grammar=self._walk(params),
             )
             for i, sample_seed in enumerate(gpu.sample_seeds(seed, params.n))
         )
+
+    def _walk(self, params: SamplingParams) -> Walk | None:
+        if not isinstance(params.grammar, Grammar):
+            return None
+        target = self.state.target
+        endings = () if params.ignore_eos else target.eos_token_ids
+        return Walk(self._grammars.compile(params.grammar), target.vocab_size, endings)
 
     def _collect(self, results: dict[int, list[Rollout]], progress: bool) -> None:
         open_samples = sum(request.prompt.ticket in results for request in self.state.waiting)

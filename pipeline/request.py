@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.chunk import Chunk
+from pipeline.grammars.walk import Walk
 from pipeline.params import SamplingParams
 from pipeline.rollout import FinishReason
 from pipeline.stopping import StopScanner
@@ -42,6 +43,7 @@ class Request:
         params: Its policy and limits; `params_index` numbers the distinct ones of a call.
         seed: 64 bits: all its randomness.
         scanner: Looks for the end in committed tokens.
+        grammar: Where it stands in its grammar; None without one.
         deadline: When its `max_time` is over, on the state's clock, set by admit; None: never.
         slot: The batch row, set by admit; -1 before and after.
         cached: Tokens whose keys and values the target's cache holds, set by prefill and commit. The anchor, the
@@ -59,6 +61,7 @@ class Request:
     params_index: int
     seed: int
     scanner: StopScanner
+    grammar: Walk | None = None
     deadline: float | None = None
     slot: int = -1
     cached: int = 0
@@ -94,6 +97,8 @@ class Request:
         self.token_ids = [token for chunk in self.chunks for token in chunk.token_ids.tolist()]
         self.finish_reason = None
         self.scanner.restart(self.token_ids)
+        if self.grammar is not None:
+            self.grammar.go_back(self.token_ids)
 
     def restart(self) -> None:
         """Forget everything: it waits again, and its prompt has one more sample that hasn't been through prefill."""

@@ -19,6 +19,7 @@ MAY_IMPORT = {
         "tqdm",
         "tokenizers",
         "datasets",
+        "xgrammar",
     },
     "gpu": {"gpu", "numpy", "numba", "cupy", "cupyx", "llvmlite"},
     "model_loaders": {

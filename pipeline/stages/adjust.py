@@ -1,4 +1,4 @@
-"""Stage 5: the logits that are sampled from: penalties, bias, processors, and no ending before its time."""
+"""Stage 5: the logits that are sampled from: penalties, bias, processors, grammars, and no ending before its time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import gpu
+from pipeline.grammars.rows import allowed_rows
 from pipeline.records import Adjusted, Block, Proposal
 from pipeline.request import Request
 from pipeline.state import State
@@ -16,13 +17,17 @@ from pipeline.state import State
 class Adjust:
     """Changes each verify row with that row's own prefix: prompt, output, and the drafts before it.
 
-    A block in which nobody adjusts anything passes through without a copy on the CPU. A row whose processor raises has
-    no policy, which ends its request if the verification gets to that row.
+    A block in which nobody adjusts anything passes through without a copy on the CPU. A row whose processor raises, or
+    whose grammar allows nothing, has no policy, which ends its request if the verification gets to that row.
     """
 
     def __call__(self, state: State, block: Block) -> Adjusted:
         proposal = block.proposal
-        wanted = [r.params.adjusts or r.num_generated < r.params.min_new_tokens for r in proposal.requests]
+        # A grammar's rows ban early endings themselves.
+        wanted = [
+            r.params.adjusts or (r.grammar is None and r.num_generated < r.params.min_new_tokens)
+            for r in proposal.requests
+        ]
         logits = to_host(block.logits)
         failures: dict[tuple[int, int], str] = {}
         if any(wanted):
@@ -35,8 +40,15 @@ class Adjust:
                     failed = _process(logits[b], request, drafts)
                     if failed:
                         failures[b, failed[0]] = failed[1]
-                if wanted[b]:
+                if wanted[b] and request.grammar is None:
                     _forbid_endings(logits[b], request)
+        if any(request.grammar is not None for request in proposal.requests):
+            logits = logits if any(wanted) else logits.copy()
+            allowed, rows, empty = allowed_rows(
+                proposal.requests, proposal.draft_tokens, proposal.num_drafts, logits.shape[2]
+            )
+            gpu.restrict_logits(logits, allowed, rows)
+            failures = empty | failures
         return Adjusted(proposal, logits, failures)
 
 

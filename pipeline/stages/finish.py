@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.chunk import Chunk, join
+from pipeline.grammars.walk import Walk
 from pipeline.records import Finished, Packed
 from pipeline.request import Request
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
@@ -43,6 +44,8 @@ class Finish:
             length += 1
             request.token_ids.append(token)
             request.finish_reason = request.scanner.push(token)
+            if request.grammar is not None and request.finish_reason is None:
+                _follow(request, request.grammar, token)
             if request.finish_reason is None and request.remaining(state.options.max_length) <= 0:
                 request.finish_reason = "length"
             if request.finish_reason:
@@ -50,6 +53,15 @@ class Finish:
         if request.finish_reason is None and request.deadline is not None and state.clock() >= request.deadline:
             request.finish_reason = "time"
         request.chunks.append(chunk.cut(length))
+
+
+def _follow(request: Request, grammar: Walk, token: int) -> None:
+    try:
+        if grammar.push(token):
+            request.finish_reason = "stop"
+    except ValueError as error:
+        request.fail(str(error))
+        request.finish_reason = "abort"
 
 
 def make_rollout(request: Request, tokenizer: Any) -> Rollout:
