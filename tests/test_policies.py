@@ -10,9 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from pipeline import SamplingParams
+from pipeline import NgramProposer, SamplingParams, SpeculativePipeline
 from tests import naive, pipes
 from tests.strategies import fuzz
 from tests.test_masks import PROMPTS, Watch
@@ -21,6 +30,9 @@ PATHS = {
     "ordinary": lambda **options: pipes.pipe(False, **options),
     "dflash": pipes.pipe,
     "dspark": lambda **options: pipes.pipe_of_kind("dspark vanilla", **options),
+    "ngram": lambda **options: SpeculativePipeline(
+        pipes.target(), NgramProposer(3, min_ngram=1), **({"max_batch": 4, "max_length": 128} | options)
+    ),
 }
 
 
@@ -101,3 +113,48 @@ def test_top_p_without_a_top_k(path):
                 assert capped.error.startswith(f"OVERFLOW: support={most}, expected at most max_support={cap}")
                 refused += 1
     assert kept == refused == 3
+
+
+PROMPT_LENGTH = len(PROMPTS[0])
+EOS = sorted(pipes.target().eos_token_ids)
+REFERENCES = {
+    "repetition_penalty": ({"repetition_penalty": 1.7}, [RepetitionPenaltyLogitsProcessor(1.7)]),
+    "logit_bias": (
+        {"logit_bias": {7: 2.5, 9: -1.5}},
+        [SequenceBiasLogitsProcessor({(7,): 2.5, (9,): -1.5})],
+    ),
+    "a banned token": (
+        {"logit_bias": dict.fromkeys(range(40), -np.inf)},
+        [SuppressTokensLogitsProcessor(list(range(40)), device="cpu")],
+    ),
+    "min_new_tokens": (
+        {"min_new_tokens": 6, "ignore_eos": False},
+        [MinNewTokensLengthLogitsProcessor(PROMPT_LENGTH, 6, EOS, device="cpu")],
+    ),
+    "several": (
+        {"repetition_penalty": 1.3, "logit_bias": {7: 2.5}, "min_new_tokens": 6, "ignore_eos": False},
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            SequenceBiasLogitsProcessor({(7,): 2.5}),
+            MinNewTokensLengthLogitsProcessor(PROMPT_LENGTH, 6, EOS, device="cpu"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_parameters_do_what_transformers_processors_do(reference, path):
+    """The same seeds give the same tokens, supports and log-probabilities, bit for bit, whoever adjusts the rows."""
+    values, processors = REFERENCES[reference]
+    common = {
+        "temperature": 1.2, "top_k": 30, "min_p": 0.01, "max_new_tokens": 12, "seed": 3, "n": 3, "ignore_eos": True,
+        "return_sampling_mask": True, "sampling_logprobs": "support",
+    }  # fmt: skip
+    ours = SamplingParams(**(common | values))
+    theirs = SamplingParams(**(common | {"ignore_eos": values.get("ignore_eos", True)}), logits_processors=processors)
+    pipe = PATHS[path]()
+    for a, b in zip(pipe.generate(PROMPTS[:1], ours), pipe.generate(PROMPTS[:1], theirs), strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        assert a.sampling_mask.token_ids.tolist() == b.sampling_mask.token_ids.tolist()
+        np.testing.assert_array_equal(a.sampling_mask.logprobs, b.sampling_mask.logprobs)
