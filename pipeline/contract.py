@@ -15,7 +15,7 @@ greedy request takes the argmax after step 5.
 
 What breaks the record is refused here, before the request starts:
 
-- a speculative method that doesn't declare that its drafts are chosen without seeing the verification's coins;
+- a speculative method that doesn't declare how its drafts come about (`pipeline.proposer` has the three promises);
 - acceptance thresholds other than 1.0, simulated acceptance, or a verify stage that doesn't keep the law;
 - unbounded top_k, unless the pipeline was built with ``allow_unbounded_support=True``;
 - a sampled request, masked or not, on a pair that can only verify greedily.
@@ -39,11 +39,11 @@ class Capabilities:
 
     Attributes:
         method: The draft's method, "dflash" for one; None: ordinary decoding.
-        block_size: Rows of a verify block (anchor and drafts); 1 for ordinary decoding.
+        block_size: The most rows of a verify block (anchor and drafts); 1 for ordinary decoding.
         sampling_verify_available: Whether sampled requests can be verified exactly; if not, only greedy ones are
             served.
-        mask_contract: Whether the method declares what exact capture needs: drafts chosen without seeing the
-            verification's coins.
+        mask_contract: Whether the method declares what exact capture needs: drafts without the verification's coins,
+            with their laws, and lengths that don't look ahead.
         law_preserved: Whether the verify stage in place keeps the target's law at thresholds of 1.0.
         threshold_single, threshold_acc: The acceptance thresholds; 1.0 is exact.
         filter_order: "top_k_first" or "joint".

@@ -395,7 +395,7 @@ class SpeculativePipeline:
     def _enqueue(self, ticket: int, token_ids: np.ndarray, params: SamplingParams, index: int, number: int) -> None:
         seed = secrets.randbits(64) if params.seed is None else int(params.seed)
         prompt = Prompt(token_ids, ticket, index, unstarted=set(range(params.n)))
-        target = self.state.target
+        target, walk = self.state.target, self._walks(params)
         self.state.waiting.extend(
             Request(
                 prompt=prompt,
@@ -404,17 +404,18 @@ class SpeculativePipeline:
                 params_index=number,
                 seed=sample_seed,
                 scanner=StopScanner(params, target.eos_token_ids, target.tokenizer),
-                grammar=self._walk(params),
+                grammar=walk(),
             )
             for i, sample_seed in enumerate(gpu.sample_seeds(seed, params.n))
         )
 
-    def _walk(self, params: SamplingParams) -> Walk | None:
+    def _walks(self, params: SamplingParams) -> Callable[[], Walk | None]:
+        """What makes a sample's way through its grammar, None without one; the grammar is compiled once."""
         if not isinstance(params.grammar, Grammar):
-            return None
-        target = self.state.target
+            return lambda: None
+        target, compiled = self.state.target, self._grammars.compile(params.grammar)
         endings = () if params.ignore_eos else target.eos_token_ids
-        return Walk(self._grammars.compile(params.grammar), target.vocab_size, endings)
+        return lambda: Walk(compiled, target.vocab_size, endings)
 
     def _collect(self, results: dict[int, list[Rollout]], progress: bool) -> None:
         open_samples = sum(request.prompt.ticket in results for request in self.state.waiting)

@@ -95,7 +95,7 @@ class State:
 
     Attributes:
         target: `model_loaders.Target`.
-        draft: A draft model, or None for ordinary decoding.
+        draft: A draft model or a `pipeline.proposer.Proposer`; None for ordinary decoding.
         target_cache, draft_cache: One row a slot; the draft's is None without a draft.
         options: The pipeline's options.
         waiting: Requests without a slot, in order. Written by submit and admit.

@@ -1,5 +1,7 @@
 """Time limits and cancellation, and where any combination of ends cuts; every record is cut at the same token."""
 
+import contextlib
+import functools
 import threading
 
 import numpy as np
@@ -25,13 +27,18 @@ RECORDED = {
 
 
 def assert_cut_at(rollout, n):
+    """n tokens, and n rows of everything that is recorded; the audit agrees."""
+    assert_rows(rollout, n)
+    assert audit(rollout).ok
+
+
+def assert_rows(rollout, n):
     """n tokens, and n rows of everything that is recorded."""
     assert len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.sampling_mask) == len(rollout.audit) == n
     assert rollout.sampling_mask.offsets[-1] == len(rollout.sampling_mask.token_ids)
     assert len(rollout.sampling_mask.token_ids) == len(rollout.sampling_mask.logprobs)
     assert rollout.top_logprobs.ids.shape == rollout.top_logprobs.values.shape == (n, 3)
     assert rollout.audit.offsets[-1] == len(rollout.audit.token_ids)
-    assert audit(rollout).ok
 
 
 class Clock:
@@ -168,6 +175,52 @@ def test_tickets_that_were_never_given():
     for value in (ticket + 1, -1, "0", True, None):
         with pytest.raises(InvalidRequest, match=f"ticket={value!r}, expected one that submit returned"):
             pipe.cancel(value)
+
+
+@functools.cache
+def alone(i, params):
+    return pipes.pipe().generate([[1 + i, 2, 3]], params)
+
+
+@fuzz
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 2), st.sampled_from([1, 3, 8, 12])), min_size=1, max_size=4),
+    actions=st.lists(st.one_of(st.just("step"), st.just("fail"), st.integers(0, 3)), max_size=12),
+)
+def test_any_cancellations_leave_prefixes_and_disturb_nobody(requests, actions):
+    """Every sample comes out once, as it would have alone or as the beginning of that."""
+    pipe = pipes.pipe(max_batch=3)
+    params = [SamplingParams(**RECORDED, n=n, max_new_tokens=length) for n, length in requests]
+    whole = [alone(i, each) for i, each in enumerate(params)]
+    tickets = [pipe.submit([1 + i, 2, 3], each) for i, each in enumerate(params)]
+    cancelled, found = set(), []
+    for action in actions:
+        if action == "step":
+            found += pipe.step().rollouts
+        elif action == "fail":
+            leave = pipe.observe("capture", lambda record: 1 / 0)
+            with contextlib.suppress(ZeroDivisionError):
+                found += pipe.step().rollouts
+            leave()
+        elif action < len(tickets):
+            pipe.cancel(tickets[action])
+            cancelled.add(tickets[action])
+    found += pipe.stream()
+    assert not pipe.has_work
+    for i, (ticket, each) in enumerate(zip(tickets, params, strict=True)):
+        ours = sorted((r for r in found if r.prompt_index == ticket), key=lambda r: r.sample_index)
+        assert [r.sample_index for r in ours] == list(range(each.n))
+        for rollout, full in zip(ours, whole[i], strict=True):
+            n = len(rollout.token_ids)
+            assert rollout.token_ids.tolist() == full.token_ids[:n].tolist()
+            if rollout.finish_reason == "length":
+                assert n == each.max_new_tokens
+            else:
+                assert ticket in cancelled
+                assert rollout.finish_reason == ("cancelled" if n else "abort")
+            if n:
+                assert_rows(rollout, n)
+    assert len(found) == sum(each.n for each in params)
 
 
 def first_end(text_ids, params):
