@@ -67,7 +67,10 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     command.add_argument("--target", required=True, help='"demo", a hub name, a local folder or a GGUF file')
-    command.add_argument("--draft", help='"demo", a hub name or a local folder (default: none, ordinary decoding)')
+    command.add_argument(
+        "--draft",
+        help='"demo", "ngram" (prompt lookup), a hub name or a local folder (default: none, ordinary decoding)',
+    )
     command.add_argument(
         "--prompts",
         required=True,

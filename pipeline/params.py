@@ -49,7 +49,8 @@ class SamplingParams:
             verify row is restricted to what the grammar allows behind that row's own prefix. Where the grammar may end,
             the end of sequence is allowed, and only there; with `ignore_eos` the output ends, with reason "stop", at
             the token behind which the grammar allows nothing more. Special tokens add no text, so no grammar allows
-            them. A limit may cut the output before the grammar's end.
+            them. A schema's JSON may have any whitespace between its parts. A limit may cut the output before the
+            grammar's end.
         max_new_tokens: The limit of the output, at least 1. The pipeline's `max_length` may end it earlier, with the
             same reason "length".
         min_new_tokens: No EOS or stop token before so many tokens (unless a grammar allows nothing else), and stop

@@ -1,6 +1,6 @@
 """The law with each thing that adjusts a policy, on each decoding path, against the enumeration of all outputs.
 
-Outputs end where a grammar does, so they are counted whole. 5,000 samples a policy, refused at a p-value below 1e-4:
+Outputs end where a grammar does, so they are counted whole. 3,000 samples a policy, refused at a p-value below 1e-4:
 over the 20 comparisons here a change that keeps the law and only reshuffles the randomness fails with a chance of about
 one in five hundred.
 """
@@ -19,7 +19,7 @@ from tests.test_law import FALSE_ALARM, VOCABULARY, p_value
 PROMPT = [4, 7, 5, 4, 7]
 END = 3  # of sequence
 LENGTH = 4
-SAMPLES = 5_000
+SAMPLES = 3_000
 TEXTS = {token: f"w{token}" for token in range(4, VOCABULARY)}
 PATTERN = "(w4|w7)*(w5w6?|w8w9w4)"
 LANGUAGE = Language(PATTERN, TEXTS, reach=3)
@@ -92,11 +92,11 @@ def compare(law, rollouts):
     return p_value(np.array(list(counts.values())), np.array(list(law.values())))
 
 
-def samples(path, policies):
+def samples(path, policies, count=SAMPLES):
     pipe = PATHS[path](max_batch=2048, max_length=16)
-    params = [replace(policy, n=SAMPLES, seed=20261, max_new_tokens=LENGTH) for policy in policies.values()]
+    params = [replace(policy, n=count, seed=20261, max_new_tokens=LENGTH) for policy in policies.values()]
     rollouts = pipe.generate([PROMPT] * len(params), params)
-    return {name: rollouts[i * SAMPLES : (i + 1) * SAMPLES] for i, name in enumerate(policies)}
+    return {name: rollouts[i * count : (i + 1) * count] for i, name in enumerate(policies)}
 
 
 def test_the_outputs_are_enumerated_right(laws):
@@ -114,8 +114,8 @@ def test_the_law_of_every_adjustment(path, laws):
         assert compare(laws[name], rollouts) > FALSE_ALARM, name
     if path != "ordinary":
         accepted = {name: sum(rollout.num_accepted.sum() for rollout in found[name]) for name in found}
-        assert accepted["grammar"] > 50
-        assert sum(accepted.values()) > 1000
+        assert accepted["grammar"] > 30
+        assert sum(accepted.values()) > 500
 
 
 @pytest.mark.slow
@@ -128,5 +128,5 @@ def test_masks_of_the_blocks_start_are_seen(laws, monkeypatch):
     whole = Walk.masks
     monkeypatch.setattr(Walk, "masks", masks)
     with pytest.warns(UserWarning, match="grammar: token=[0-9]+ was committed"):
-        found = samples("dspark", {"grammar": POLICIES["grammar"]})["grammar"]
+        found = samples("dspark", {"grammar": POLICIES["grammar"]}, 10_000)["grammar"]
     assert compare(laws["grammar"], [rollout for rollout in found if rollout.ok]) < FALSE_ALARM

@@ -185,7 +185,7 @@ def alone(i, params):
 @fuzz
 @given(
     requests=st.lists(st.tuples(st.integers(1, 2), st.sampled_from([1, 3, 8, 12])), min_size=1, max_size=4),
-    actions=st.lists(st.one_of(st.just("step"), st.just("fail"), st.integers(0, 3)), max_size=12),
+    actions=st.lists(st.one_of(st.just("step"), st.just("fail"), st.integers(0, 3)), max_size=8),
 )
 def test_any_cancellations_leave_prefixes_and_disturb_nobody(requests, actions):
     """Every sample comes out once, as it would have alone or as the beginning of that."""

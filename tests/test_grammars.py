@@ -266,10 +266,10 @@ def test_min_new_tokens_yields_to_the_grammars_end():
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 BAD = {
-    "a regex": ({"regex": "a("}, "grammar={'regex': 'a('}, expected a regex that xgrammar takes: Regex parsing error"),
-    "a type": ({"json_schema": {"type": "nope"}}, "expected a json_schema that xgrammar takes: Unsupported type"),
-    "no JSON": ({"json_schema": "{"}, "expected a json_schema that xgrammar takes: "),
-    "a rule": ({"ebnf": 'root ::= x "a"'}, "expected a ebnf that xgrammar takes: EBNF parser error at line 1"),
+    "a regex": ({"regex": "a("}, "grammar={'regex': 'a('}, expected one that xgrammar takes: Regex parsing error"),
+    "a type": ({"json_schema": {"type": "nope"}}, "expected one that xgrammar takes: Unsupported type"),
+    "no JSON": ({"json_schema": "{"}, "expected one that xgrammar takes: "),
+    "a rule": ({"ebnf": 'root ::= x "a"'}, "expected one that xgrammar takes: EBNF parser error at line 1"),
     "no root": ({"ebnf": 'start ::= "a"'}, 'The root rule with name "root" is not found'),
 }
 

@@ -47,7 +47,7 @@ class Compiler:
         except (RuntimeError, ValueError) as error:
             reason = re.sub(r"^\[[\d:]+\] \S+ ", "", str(error)).strip().splitlines()
             raise InvalidRequest(
-                f"grammar={short(grammar.to_dict())}, expected a {grammar.kind} that xgrammar takes: "
+                f"grammar={short(grammar.to_dict())}, expected one that xgrammar takes: "
                 f"{reason[0] if reason else type(error).__name__}"
             ) from None
 
