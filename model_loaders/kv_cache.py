@@ -337,13 +337,24 @@ class RowCache(Cache):
             if slots > self._slots:
                 slots = min(max(slots, 2 * self._slots), self.num_slots)
         slots, length = max(slots, self._slots), max(length, self._length)
-        for layer in self._rows:  # layer by layer, so that the peak is one layer above the result
-            for name in ("keys", "values"):
-                old = getattr(layer, name)
-                new = self._zeros(slots, length, old.shape[-1])
-                new[: self._slots, :, : self._length].copy_(old)
-                setattr(layer, name, new)
+        try:
+            for layer in self._rows:  # layer by layer, so that the peak is one layer above the result
+                self._resize(layer, slots, length)
+        except BaseException:
+            # Out of memory halfway: all layers have one shape, or none can be written to.
+            for layer in self._rows:
+                if layer.keys.shape[:3:2] != (self._slots, self._length):
+                    self._resize(layer, self._slots, self._length)
+            raise
         self._slots, self._length = slots, length
+
+    def _resize(self, layer: Any, slots: int, length: int) -> None:
+        made = []
+        for old in (layer.keys, layer.values):
+            new = self._zeros(slots, length, old.shape[-1])
+            new[: self._slots, :, : self._length].copy_(old[: self._slots, :, : self._length])
+            made.append(new)
+        layer.keys, layer.values = made
 
     def _zeros(self, slots: int, length: int, width: int) -> torch.Tensor:
         # zeros, not empty: masked garbage that happens to be NaN would poison the row.

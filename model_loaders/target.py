@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache
 from model_loaders.attention import ATTENTION, Compact, compact_rows
 from model_loaders.demo_model import demo_target_folder
 from model_loaders.errors import CheckpointError
+from model_loaders.file_checks import num_elements, refuse_larger_model
 from model_loaders.kv_cache import RowCache, Slots
 from model_loaders.packed_linear import pack_linears
 from model_loaders.taps import LayerTaps
@@ -360,6 +361,10 @@ def load_target(
         config = read_config(found)
         refuse_unsupported(config, asked)
         files = weight_files(found)
+        with explained(f"{asked}: not loadable by transformers as a causal language model"):
+            refuse_larger_model(
+                lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False), num_elements(files), asked
+            )
         model = _load_model(found, files, config, device, dtype, asked)
         return Target(
             model,

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.hub import cached_file
 
 from model_loaders.errors import CheckpointError
+from model_loaders.file_checks import MOST_LAYERS, check_gguf
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -127,6 +128,7 @@ def read_config(found: Checkpoint) -> Any:
     arguments = found.hub_arguments
     if found.gguf_file:
         require_gguf(found.gguf_file)
+        check_gguf(found.folder / found.gguf_file)  # before transformers reads it
         arguments["gguf_file"] = found.gguf_file
     else:
         _refuse_keys(read_json_object(found.folder / "config.json"), found.folder / "config.json")
@@ -144,6 +146,9 @@ def _refuse_keys(raw: Mapping[str, Any], path: Path) -> None:
     kinds = raw.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise CheckpointError(f"{path}: layer_types={_shown(kinds)}, expected a list of names, or none")
+    for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
+        if isinstance(raw.get(key), int) and raw[key] > MOST_LAYERS:
+            raise CheckpointError(f"{path}: {key}={_shown(raw[key])}, expected at most {MOST_LAYERS}")
     for key, reason in _REFUSED_KEYS.items():
         if raw.get(key) is not None:
             raise CheckpointError(f"{path}: {key}={_shown(raw[key])}, expected none: {reason}")

@@ -28,6 +28,7 @@ from model_loaders.drafts.formats import deepspec, specforge, speculators, zlab
 from model_loaders.drafts.formats.detect import detect
 from model_loaders.drafts.formats.values import Values
 from model_loaders.errors import CheckpointError
+from model_loaders.file_checks import num_elements, refuse_larger_model
 from model_loaders.packed_linear import pack_linears
 from model_loaders.target_checkpoint import explained, other_dtypes, read_json_object, refuse_other_dtypes
 
@@ -60,6 +61,7 @@ def load_draft(name: str | Path, target: Any, *, revision: str | None = None) ->
         config = layout.read(values, _tensor_names(folder, files), target)
         new_module, new_draft = METHODS[type(config)]
         with explained(f"{path}: no draft can be made by it"):
+            refuse_larger_model(lambda: new_module(config), num_elements(files), str(path))
             module = new_module(config)
         maps = ("d2t", "t2d") if layout is speculators else ()
         tensors = _read_tensors(files, maps)

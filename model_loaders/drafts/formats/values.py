@@ -13,6 +13,7 @@ from typing import Any
 
 from model_loaders.drafts.backbone import FULL, SLIDING, DraftConfig
 from model_loaders.errors import CheckpointError
+from model_loaders.file_checks import MOST_LAYERS
 
 # Scalings whose frequencies don't depend on the length reached: keys already cached must stay valid.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
@@ -127,6 +128,8 @@ def shared_fields(values: Values, target: Any) -> dict[str, Any]:
     head_dim = values.integer_or("head_dim", hidden_size // heads)
     if head_dim % 2 or head_dim < 2:
         raise values.error(f"head_dim={head_dim}, expected an even integer of at least 2")
+    if num_layers > MOST_LAYERS:
+        raise values.error(f"num_hidden_layers={num_layers}, expected at most {MOST_LAYERS}")
     layer_types = _layer_types(values, num_layers)
     return {
         "hidden_size": hidden_size,
