@@ -50,11 +50,15 @@ from pipeline.records import Block, Round, Settled
 from pipeline.request import Prompt, Request
 from pipeline.rollout import Rollout
 from pipeline.rollouts import Rollouts
+from pipeline.slot_limit import is_out_of_memory
 from pipeline.stages.finish import make_rollout
 from pipeline.state import Options, State
 from pipeline.stopping import StopScanner
 
 STAGES = ("admit", "prefill", "draft", "forward", "adjust", "verify", "capture", "commit", "pack", "finish")
+
+MOST_CONTAINED = 8
+"""Requests in a row that exceptions of stages may end before the exception is raised."""
 
 
 class SpeculativePipeline:
@@ -88,7 +92,8 @@ class SpeculativePipeline:
         self._num_tickets = 0
         self._unclaimed: deque[Rollout] = deque()
         self._to_cancel: deque[int] = deque()
-        self._cancelled: list[tuple[Request, Rollout]] = []
+        self._taken_out: list[tuple[Request, Rollout]] = []
+        self._contained = 0
 
     @classmethod
     def from_pretrained(
@@ -163,7 +168,7 @@ class SpeculativePipeline:
         finally:
             # What an interrupted call left; the pipeline goes on without it.
             self.state.abandon(results)
-            self._cancelled = [pair for pair in self._cancelled if pair[0].prompt.ticket not in results]
+            self._taken_out = [pair for pair in self._taken_out if pair[0].prompt.ticket not in results]
         rollouts = [r for found in results.values() for r in sorted(found, key=lambda r: r.sample_index)]
         result = Rollouts(rollouts, describe(self.state, self.capabilities, distinct))
         if result.failed:
@@ -190,21 +195,64 @@ class SpeculativePipeline:
         self._enqueue(ticket, token_ids, params, ticket, 0)
         return ticket
 
-    def step(self) -> Round:
+    def step(self, *, contain: bool = False) -> Round:
         """Run one round: admit and prefill, then draft, forward and settle. Returns all its records.
 
         A round is whole or hasn't happened: an exception (an observer's, a stage's, Ctrl-C) leaves every request where
         it was before, and the next call runs the round again.
+
+        A round that runs out of memory is tried once more, then with half as many requests, and so on; those left out
+        wait and start again with their own seeds. A request that is too large by itself is aborted.
+
+        Args:
+            contain: Treat every exception like that. Whoever makes a round fail alone is aborted with the exception as
+                its reason, and the others go on. It is raised all the same if `MOST_CONTAINED` requests in a row fail:
+                then the fault isn't theirs.
         """
-        self._take_out_cancelled()
-        go_back = self.state.save()
-        try:
-            done = self._round()
-        except BaseException:
-            go_back()
-            raise
-        cancelled, self._cancelled = self._cancelled, []
-        return replace(done, cancelled=cancelled)
+        tried = False
+        while True:
+            self._take_out_cancelled()
+            go_back = self.state.save()
+            try:
+                done = self._round()
+            except Exception as error:
+                go_back()
+                scarce = is_out_of_memory(error)
+                if not (scarce or contain) or self._contained >= MOST_CONTAINED:
+                    self._contained = 0
+                    raise
+                if tried:
+                    self._give_way(error, scarce)
+                elif scarce and torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                tried = True
+            except BaseException:
+                go_back()
+                raise
+            else:
+                if done.num_tokens:
+                    self.state.slot_limit.succeed()
+                    self._contained = 0
+                taken_out, self._taken_out = self._taken_out, []
+                return replace(done, taken_out=taken_out)
+
+    def _give_way(self, error: Exception, scarce: bool) -> None:
+        """After a round that failed twice: fewer requests at once, or the end of the one at fault."""
+        culprit = self.state.make_room()
+        if culprit is None:
+            return
+        reason = "out of memory alone in the batch" if scarce else "a stage failed"
+        self._abort(culprit, f"{reason}: {type(error).__name__}: {error}")
+        if not scarce:
+            self._contained += 1
+            self.state.slot_limit.reset()
+
+    def _abort(self, request: Request, reason: str) -> None:
+        """End a request between rounds; the next round hands it out."""
+        self.state.remove(request)
+        request.fail(reason)
+        request.finish_reason = "abort"
+        self._taken_out.append((request, make_rollout(request, self.state.target.tokenizer)))
 
     def _round(self) -> Round:
         self.state.clean()
@@ -228,7 +276,7 @@ class SpeculativePipeline:
     @property
     def has_work(self) -> bool:
         """Whether a request waits, runs, or has finished unseen while `generate` ran."""
-        return bool(self.state.waiting or self.state.running or self._unclaimed or self._to_cancel or self._cancelled)
+        return bool(self.state.waiting or self.state.running or self._unclaimed or self._to_cancel or self._taken_out)
 
     def cancel(self, ticket: int) -> None:
         """End the samples of a ticket (`submit`'s, or `request.prompt.ticket` of a record) before the next round.
@@ -343,7 +391,7 @@ class SpeculativePipeline:
                 request.finish_reason = "cancelled"
             else:
                 request.fail("cancelled before its first token")
-            self._cancelled.append((request, make_rollout(request, self.state.target.tokenizer)))
+            self._taken_out.append((request, make_rollout(request, self.state.target.tokenizer)))
 
     def _settle(self, block: Block) -> Settled:
         self._refuse_masks_without_law(block)

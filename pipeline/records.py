@@ -6,7 +6,7 @@ draft left, gives the bonus token. A prefill's block has one row and no drafts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -187,19 +187,19 @@ class Round:
         admitted: Who got a slot.
         prefill: The block of the first tokens; None if nobody was admitted.
         decode: The block of the round; None if nothing was left to decode.
-        cancelled: The requests that were taken out before the round, with what they ended as.
+        taken_out: What ended before the round: cancelled, or at fault in rounds that failed.
     """
 
     admitted: Admitted
     prefill: Settled | None
     decode: Settled | None
-    cancelled: list[tuple[Request, Rollout]] = field(default_factory=list)
+    taken_out: Sequence[tuple[Request, Rollout]] = ()
 
     @property
     def ended(self) -> list[tuple[Request, Rollout]]:
         """The requests that ended in this round, with what they ended as."""
         settled = [part for part in (self.prefill, self.decode) if part is not None]
-        return self.cancelled + [pair for part in settled for pair in part.finished.ended]
+        return [*self.taken_out, *(pair for part in settled for pair in part.finished.ended)]
 
     @property
     def rollouts(self) -> list[Rollout]:

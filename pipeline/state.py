@@ -13,6 +13,7 @@ import gpu
 from pipeline.errors import InvalidRequest
 from pipeline.lengths import DraftLengths
 from pipeline.request import Request
+from pipeline.slot_limit import SlotLimit
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class State:
         entered: Who got which slot in this round. Written by take.
         threshold_single, threshold_acc: Acceptance thresholds. Written by set_accept_thresholds.
         clock: Seconds; what `SamplingParams.max_time` is measured by.
+        slot_limit: How many slots are in use after faults. Written by the pipeline's step.
     """
 
     target: Any
@@ -118,6 +120,10 @@ class State:
     dirty: set[int] = field(default_factory=set)
     entered: list[tuple[Request, int]] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
+    slot_limit: SlotLimit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slot_limit = SlotLimit(self.options.max_batch)
 
     @property
     def running(self) -> list[Request]:
@@ -161,6 +167,38 @@ class State:
             self.entered.clear()
 
         return restore
+
+    def make_room(self) -> Request | None:
+        """After a round that failed and was undone: go on with fewer requests at once.
+
+        Those that lose their slot wait again, before all others, and start again from their prompts; their seeds are
+        their own, so they get the same tokens.
+
+        Returns:
+            The request that alone made the round fail, still in its place; None if others were there too.
+        """
+        used = min(self.slot_limit.limit, len(self.running) + len(self.waiting))
+        if not self.slot_limit.shrink(used):
+            return next(iter((*self.running, *self.waiting)), None)
+        for slot in reversed(range(self.slot_limit.limit, len(self.active))):
+            request = self.active.pop()
+            if request is not None:
+                self.dirty.add(slot)
+                request.restart()
+                self.waiting.appendleft(request)
+        return None
+
+    def remove(self, request: Request) -> None:
+        """Take one request out, wherever it is; its siblings go on."""
+        prompt = request.prompt
+        prompt.unstarted.discard(request.sample_index)
+        if not prompt.unstarted:
+            prompt.prefix = None
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif 0 <= request.slot < len(self.active) and self.active[request.slot] is request:
+            self.active[request.slot] = None
+            self.dirty.add(request.slot)
 
     def abandon(self, tickets: Collection[int]) -> list[Request]:
         """Take out the requests of these tickets, wherever they are, and return them."""

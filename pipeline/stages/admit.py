@@ -11,7 +11,7 @@ class Admit:
 
     def __call__(self, state: State) -> Admitted:
         admitted = []
-        for slot in range(state.options.max_batch):
+        for slot in range(state.slot_limit.limit):
             if not state.waiting:
                 break
             if slot == len(state.active):

@@ -25,7 +25,11 @@ class Finish:
         parts = zip(packed.requests, packed.chunks, packed.failures, packed.num_accepted, strict=True)
         for request, chunk, failure, accepted in parts:
             request.num_accepted.append(int(accepted))
-            self._extend(state, request, chunk)
+            try:
+                self._extend(state, request, chunk)
+            except Exception as error:  # the tokenizer's decoder, while looking for stop strings
+                request.finish_reason = None
+                failure = failure or f"the tokenizer failed on the output: {type(error).__name__}: {error}"
             if failure and not request.finish_reason:
                 request.fail(failure)
                 request.finish_reason = "abort"
@@ -67,12 +71,16 @@ def _follow(request: Request, grammar: Walk, token: int) -> None:
 def make_rollout(request: Request, tokenizer: Any) -> Rollout:
     """The rollout of a request that ended; an aborted one hands out no token and no partial record."""
     params = request.params
+    text = ""
+    if request.error is None:
+        try:
+            text = _text(request, tokenizer)
+        except Exception as error:  # one output that can't be decoded must not end the round
+            request.fail(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
+            request.finish_reason = "abort"
     chunks = request.chunks if request.error is None else []
     whole = join(chunks, masks=params.return_sampling_mask, top=params.top_logprobs, audit=params.record == "audit")
     kept = request.error is None
-    text = request.scanner.cut_text if kept else ""
-    if text is None:
-        text = tokenizer.decode(whole.token_ids.tolist(), skip_special_tokens=True) if tokenizer is not None else ""
     return Rollout(
         prompt_token_ids=request.prompt.token_ids,
         token_ids=whole.token_ids,
@@ -90,6 +98,13 @@ def make_rollout(request: Request, tokenizer: Any) -> Rollout:
         error=request.error,
         audit=whole.audit if kept else None,
     )
+
+
+def _text(request: Request, tokenizer: Any) -> str:
+    cut = request.scanner.cut_text
+    if cut is not None or tokenizer is None:
+        return cut or ""
+    return tokenizer.decode(request.token_ids, skip_special_tokens=True)
 
 
 def _mask(whole: Chunk, mode: Literal["selected", "support"]) -> SamplingMask | None:
