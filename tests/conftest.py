@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests import strategies
 from tests.backends import DEVICE, HOST
 
 # The models here are tiny: a second thread only waits, and waits badly where tests run side by side.
@@ -23,3 +24,8 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if strategies.FUZZING:
+        terminalreporter.write_line(f"fuzzed {strategies.num_rows} rows")
