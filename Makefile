@@ -2,13 +2,15 @@
 # matching CUDA extra is installed too, elsewhere what compiles kernels without a device.
 VENV ?= .venv
 PYTHON ?= python3
-EXAMPLES ?= 2000
+# An example has about 35 rows for the filter, verification or capture: a million in all.
+EXAMPLES ?= 5500
+REQUESTS ?= 100000
 PY := $(VENV)/bin/python
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\(1[23]\).*/cuda\1/p' | head -n 1)
 PINS := -c constraints.txt $(if $(CUDA),,-c constraints-ptx.txt)
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint unit test-gpu fuzz fuzz-gpu bench bench-kernels bench-replay bench-acceptance clean
+.PHONY: demo test lint unit test-ray test-gpu fuzz fuzz-gpu soak bench bench-kernels bench-replay bench-acceptance clean
 
 demo: $(STAMP)
 	$(PY) -m pipeline.demo
@@ -24,6 +26,11 @@ unit: $(STAMP)
 	$(PY) -m pytest --durations=10
 	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest tests/simulator --durations=10
 
+# Ray and what it brings are 300 MB, for three tests of a minute: not a part of `test`.
+test-ray: $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check $(PINS) -e '.[ray]'
+	$(PY) -m pytest -m ray --durations=10 tests/test_ray.py
+
 test-gpu: $(STAMP)
 	$(PY) -m pytest -m gpu --durations=10
 	$(PY) -m tests.sanitize
@@ -33,6 +40,9 @@ fuzz: $(STAMP)
 
 fuzz-gpu: $(STAMP)
 	SPECMASK_FUZZ_EXAMPLES=$(EXAMPLES) $(PY) -m pytest -m gpu tests/test_gpu_*.py
+
+soak: $(STAMP)
+	$(PY) -m tests.soak --requests $(REQUESTS)
 
 bench: $(STAMP)
 	$(PY) -m benchmarks.filter_cpu

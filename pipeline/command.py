@@ -1,30 +1,31 @@
-"""``python -m pipeline generate``: a file of prompts to Parquet files of rollouts.
+"""``python -m pipeline generate``: a file of prompts to Parquet files of rollouts, as a job that can be gone on with.
 
 Exit codes: 0, everything is done; 1, some requests were refused or aborted, and the summary says why; 2, bad arguments
-or files, with the reason on stderr; 130, interrupted: what had finished is written.
+or files, a full disk among them, with the reason on stderr; 130, interrupted by Ctrl-C or SIGTERM. After 2 and 130, and
+after a kill, the same command goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from pipeline.arguments import add_options, given
-from pipeline.batch import ShardWriter, new_folder, run
 from pipeline.grammars.grammar import Grammar
+from pipeline.jobs import Job
+from pipeline.jobs.job import SHARD_SIZE
+from pipeline.jobs.on_ray import run_on_ray
 from pipeline.lengths import ConfidenceThreshold
 from pipeline.params import NO_TEXT_FORM, SamplingParams
 from pipeline.pipeline import SpeculativePipeline
-from pipeline.prompt_file import PromptLine, read_prompts
 from pipeline.state import Options
-from pipeline.summary import Summary
 
 DONE, SOME_FAILED, BAD_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 
@@ -40,18 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = make_parser().parse_args(arguments)
     try:
-        pipe, lines, writer = prepare(options)
+        with _stopped_by_sigterm(), open_job(options) as job:
+            return generate(job, options)
     except (ValueError, OSError) as error:
-        return _refuse(error)
-    try:
-        return generate(pipe, lines, writer, progress=options.progress)
-    except OSError as error:
-        return _refuse(error)
-
-
-def _refuse(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return BAD_ARGUMENTS
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_ARGUMENTS
+    except KeyboardInterrupt:  # before there was anything to stop
+        return INTERRUPTED
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -62,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "generate",
         help="generate for a file of prompts",
-        description="Generate for a file of prompts and write the rollouts to Parquet files.",
+        description="Generate for a file of prompts and write the rollouts to Parquet files; started again, go on.",
         epilog=codes,
         allow_abbrev=False,
     )
@@ -76,18 +72,32 @@ def make_parser() -> argparse.ArgumentParser:
         required=True,
         type=Path,
         metavar="FILE",
-        help='JSONL; a line has "prompt", "messages" or "token_ids", and may have "params" of its own and an "id"',
+        help='JSONL, or Parquet by the ending .parquet; a line has "prompt", "messages" or "token_ids", and may have '
+        '"params" of its own and an "id"',
     )
     command.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="for the Parquet files; new or empty"
+        "--out", required=True, type=Path, metavar="FOLDER", help="the job's: new, empty, or one to go on with"
     )
     command.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     command.add_argument(
-        "--shard-size", type=int, default=1024, metavar="INTEGER", help="rollouts a file, at least (default: 1024)"
+        "--shard-size",
+        type=int,
+        default=SHARD_SIZE,
+        metavar="INTEGER",
+        help="samples a file, at least, and the most that a kill costs of finished ones (default: %(default)s)",
     )
     command.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, help="show a bar (default: if stderr is a terminal)"
+        "--workers",
+        type=int,
+        metavar="INTEGER",
+        help="pipelines at once, on Ray (extra ray), with a GPU each or, with --device cpu, a core each "
+        "(default: one, in this process)",
+    )
+    command.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show a bar with rate and time left (default: if stderr is a terminal)",
     )
     add_options(command, Options, title="pipeline", readers={"draft_lengths": ("THRESHOLD", _threshold)})
     add_options(
@@ -117,53 +127,57 @@ def _grammar(text: str) -> Grammar:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def prepare(options: argparse.Namespace) -> tuple[SpeculativePipeline, list[PromptLine], ShardWriter]:
-    """Check everything that can be checked without the models, then load them.
+def open_job(options: argparse.Namespace) -> Job:
+    """Check everything that can be checked without the models.
 
     Raises:
-        ValueError: A value or a prompts file that can't be used (an `InvalidRequest`), or a checkpoint that doesn't
-            load (a `CheckpointError`).
-        OSError: A file or folder that can't be read or written.
+        InvalidRequest: A value, a prompts file or a folder that can't be used.
+        OSError: A file or folder that can't be read or made.
     """
-    if options.shard_size < 1:
-        raise ValueError(f"shard_size={options.shard_size}, expected at least 1")
-    pipeline_options = given(options, Options)
-    Options.checked(pipeline_options)
-    lines = read_prompts(options.prompts, SamplingParams(**given(options, SamplingParams)))
-    new_folder(options.out)
-    pipe = SpeculativePipeline.from_pretrained(
-        options.target, options.draft, device=options.device, dtype=options.dtype, **pipeline_options
-    )
-    source = {"name": options.prompts.name, "sha256": hashlib.sha256(options.prompts.read_bytes()).hexdigest()}
-    return pipe, lines, ShardWriter(options.out, pipe, options.shard_size, {"prompts": source})
+    Options.checked(given(options, Options))
+    params = SamplingParams(**given(options, SamplingParams))
+    return Job(options.out, options.prompts, params, shard_size=options.shard_size)
 
 
-def generate(
-    pipe: SpeculativePipeline, lines: Sequence[PromptLine], writer: ShardWriter, *, progress: bool | None = None
-) -> int:
-    """Generate for all lines, write what finishes, print the summary; returns the exit code.
-
-    Args:
-        progress: Show a bar of finished requests on stderr; None: if that is a terminal.
+def generate(job: Job, options: argparse.Namespace) -> int:
+    """Load the models, go on with the job, print its summary; returns the exit code.
 
     Raises:
+        ValueError: A checkpoint that doesn't load (a `CheckpointError`), or isn't the one that the job was started with
+            (an `InvalidRequest`).
         OSError: A file that can't be written.
     """
-    summary, started, code = Summary(), time.perf_counter(), DONE
-    hidden: Any = None if progress is None else not progress  # tqdm's None: hidden where there is no terminal
-    with tqdm(total=sum(line.params.n for line in lines), disable=hidden, unit="request") as bar:
-        try:
-            for line, rollouts in run(pipe, lines):
-                writer.add(line, rollouts)
-                summary.add(rollouts, f"line {line.number}" if line.id is None else line.id)
-                bar.update(len(rollouts))
-                rate = summary.num_tokens / (time.perf_counter() - started)
-                bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        finally:
-            writer.flush()
-    print("\n".join(summary.lines(time.perf_counter() - started)))
-    for path in writer.paths:
-        print(f"written         {path}")
-    return code or (SOME_FAILED if summary.num_failed else DONE)
+    names = ("target", "draft", "device", "dtype")
+    load = {name: getattr(options, name) for name in names} | given(options, Options)
+    pipe = SpeculativePipeline.from_pretrained(**load) if options.workers is None else None
+    started, code = time.perf_counter(), DONE
+    try:
+        if pipe is not None:
+            job.run(pipe, progress=options.progress)
+        else:
+            gpus = 0 if options.device == "cpu" else 1
+            run_on_ray(job, load, num_workers=options.workers, gpus_per_worker=gpus, progress=options.progress)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    print("\n".join(job.summary.lines(time.perf_counter() - started, job.earlier)))
+    num_left = len(job.missing)
+    left = f"; {num_left} shards are left: run the same command again" if num_left else ""
+    print(f"written         {len(job.shards) - num_left} files in {options.out}{left}")
+    return code or (SOME_FAILED if job.summary.num_failed else DONE)
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM, which a scheduler sends before it kills, stops like Ctrl-C; only a main thread can have it so."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

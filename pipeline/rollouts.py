@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 
 from pipeline.audit_record import DTYPES, AuditRecord
 from pipeline.errors import InvalidRequest
+from pipeline.files import written_whole
 from pipeline.mask_checks import check_shape
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
 
@@ -107,17 +107,8 @@ class Rollouts(list[Rollout]):
         """
         path = Path(path)
         table = self.to_arrow()
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                pq.write_table(table, file, compression="zstd")
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with written_whole(path) as file:
+            pq.write_table(table, file, compression="zstd")
         return path
 
     @classmethod
@@ -243,9 +234,3 @@ def _list_rows(column: pa.ChunkedArray) -> list[np.ndarray | None]:
         valid = chunk.is_valid().to_numpy(zero_copy_only=False)
         rows += [values[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(chunk))]
     return rows
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

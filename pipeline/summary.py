@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from pipeline.rollout import Rollout
 
 MOST_NAMES = 5
 """Prompts that the summary names beside a reason."""
+MOST_REASONS = 200
+"""Different reasons that it holds; those that come later are counted as `OTHER`."""
+OTHER = "other reasons: see the column `error` of the rollouts"
 
 
 @dataclass
@@ -40,16 +44,45 @@ class Summary:
         for rollout in rollouts:
             self.num_rollouts += 1
             if rollout.error is not None:
-                self.failures[rollout.error] += 1
-                names = self.examples.setdefault(rollout.error, [])
-                if name not in names and len(names) <= MOST_NAMES:
-                    names.append(name)
+                self._fail(rollout.error, 1, [name])
                 continue
             self.num_tokens += len(rollout.token_ids)
             self.num_decoded += len(rollout.token_ids) - 1
             self.num_rounds += rollout.num_rounds - 1
             if rollout.sampling_mask is not None:
                 self.support_sizes.update(rollout.sampling_mask.sizes.tolist())
+
+    def merge(self, other: Summary) -> None:
+        """Count what the other has counted."""
+        for name in ("num_rollouts", "num_tokens", "num_decoded", "num_rounds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.support_sizes.update(other.support_sizes)
+        for reason, count in other.failures.items():
+            self._fail(reason, count, other.examples[reason])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sums, as JSON can hold them."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @classmethod
+    def from_dict(cls, held: Mapping[str, Any]) -> Summary:
+        """What `to_dict` gave, after a way through JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: It isn't that.
+        """
+        numbers = {one.name: int(held[one.name]) for one in fields(cls) if one.name.startswith("num_")}
+        sizes = Counter({int(size): int(count) for size, count in held["support_sizes"].items()})
+        failures = Counter({str(reason): int(count) for reason, count in held["failures"].items()})
+        examples = {reason: [str(name) for name in held["examples"][reason]] for reason in failures}
+        return cls(**numbers, support_sizes=sizes, failures=failures, examples=examples)
+
+    def _fail(self, reason: str, count: int, names: Iterable[str]) -> None:
+        if reason not in self.failures and len(self.failures) >= MOST_REASONS:
+            reason = OTHER
+        self.failures[reason] += count
+        known = self.examples.setdefault(reason, [])
+        known += [name for name in dict.fromkeys(names) if name not in known][: MOST_NAMES + 1 - len(known)]
 
     @property
     def num_failed(self) -> int:
@@ -67,13 +100,19 @@ class Summary:
         reached = np.cumsum([self.support_sizes[size] for size in sizes.tolist()])
         return [int(sizes[np.searchsorted(reached, fraction * reached[-1])]) for fraction in fractions]
 
-    def lines(self, seconds: float) -> list[str]:
-        """The figures for a reader, a line each."""
-        rate = self.num_tokens / seconds if seconds > 0 else float("nan")
+    def lines(self, seconds: float, before: int = 0) -> list[str]:
+        """The figures for a reader, a line each.
+
+        Args:
+            seconds: What the tokens took, except `before`: those of earlier runs.
+        """
+        tokens = self.num_tokens - before
+        rate = tokens / seconds if seconds > 0 else float("nan")
+        earlier = f" after {before} in earlier runs" if before else ""
         text = [
             f"requests        {self.num_rollouts}, of which {self.num_rollouts - self.num_failed} done and "
             f"{self.num_failed} refused or aborted",
-            f"tokens          {self.num_tokens} in {seconds:.1f} s, {rate:.1f} tokens/s",
+            f"tokens          {tokens} in {seconds:.1f} s, {rate:.1f} tokens/s{earlier}",
         ]
         if self.num_rounds:
             text.append(f"tokens a round  {self.tokens_a_round:.2f}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from pipeline import InvalidRequest, Rollout, Rollouts, SamplingParams, command
 from pipeline.arguments import field_help, given
 from pipeline.audit import audit
-from pipeline.batch import run
+from pipeline.jobs.running import run
 from pipeline.lengths import ConfidenceThreshold
 from pipeline.params import NO_TEXT_FORM
-from pipeline.prompt_file import PromptLine, read_prompts
+from pipeline.prompt_file import PromptLine, PromptReader, scan_prompts
 from pipeline.state import Options
 from pipeline.summary import Summary
 from tests import pipes
@@ -47,7 +48,13 @@ def arguments(tmp_path, *more, draft=True, lines=LINES):
 
 
 def read(out):
-    return [Rollouts.from_parquet(path) for path in sorted(out.iterdir())]
+    return [Rollouts.from_parquet(path) for path in sorted(out.glob("*.parquet"))]
+
+
+def read_prompts(path, params, shard_size=1 << 20):
+    """All prompts of a file."""
+    reader = PromptReader(path, params)
+    return [line for shard in scan_prompts(path, params, shard_size).shards for line in reader.read(shard)]
 
 
 # --- from beginning to end ------------------------------------------------------------------------------------------
@@ -68,7 +75,12 @@ def test_what_is_written_is_what_the_pipeline_generates(tmp_path, capsys):
     given, out = arguments(tmp_path, "--top-p", "0.9", "--top-k", "40", "--return-sampling-mask")
     assert command.main(given) == command.DONE
     (rollouts,) = read(out)
-    assert [path.name for path in out.iterdir()] == ["rollouts-00000.parquet"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".lock",
+        "journal.jsonl",
+        "manifest.json",
+        "rollouts-00000.parquet",
+    ]
     assert [(r.prompt_index, r.sample_index, r.prompt_id) for r in rollouts] == [
         (0, 0, "story"),
         (1, 0, None),
@@ -100,7 +112,7 @@ def test_what_is_written_is_what_the_pipeline_generates(tmp_path, capsys):
     assert f"tokens          {tokens} in " in shown
     assert f"support sizes   mean {sizes.mean():.1f}, p50 " in shown
     assert f", max {sizes.max()}\n" in shown
-    assert f"written         {out / 'rollouts-00000.parquet'}" in shown
+    assert f"written         1 files in {out}\n" in shown
 
 
 def test_a_refused_request_is_told_and_counted(tmp_path, capsys):
@@ -133,22 +145,53 @@ def test_shards_hold_whole_prompts_and_number_their_own_parameters(tmp_path):
     assert sorted(places) == [(i, j) for i in range(9) for j in range(1 + i % 3)]
 
 
-def test_an_interruption_keeps_what_had_finished(tmp_path, monkeypatch, capsys):
-    lines = [{"prompt": f"p{i}", "params": {"max_new_tokens": 1 if i < 3 else 50}} for i in range(6)]
-    given, out = arguments(tmp_path, draft=False, lines=lines)
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_an_interrupted_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys, by_signal):
+    lines = [{"prompt": f"p{i}", "params": {"max_new_tokens": 1 if i < 3 else 30}} for i in range(6)]
+    given, out = arguments(tmp_path, "--shard-size", "3", draft=False, lines=lines)
     step, count = command.SpeculativePipeline.step, []
 
-    def interrupted(pipe):
+    def interrupted(pipe, **options):
         count.append(1)
-        if len(count) == 5:
+        if len(count) == 5 and by_signal:
+            signal.raise_signal(signal.SIGTERM)
+        elif len(count) == 5:
             raise KeyboardInterrupt
-        return step(pipe)
+        return step(pipe, **options)
 
     monkeypatch.setattr(command.SpeculativePipeline, "step", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
     assert command.main(given) == command.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) == before
     (rollouts,) = read(out)
     assert [r.prompt_index for r in rollouts] == [0, 1, 2]
-    assert "requests        3, of which 3 done" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "requests        3, of which 3 done" in shown
+    assert f"written         1 files in {out}; 1 shards are left: run the same command again" in shown
+    assert command.main(given) == command.DONE
+    shown = capsys.readouterr().out
+    assert "requests        6, of which 6 done" in shown
+    assert " tokens/s after 3 in earlier runs\n" in shown
+    assert [r.prompt_index for shard in read(out) for r in shard] == list(range(6))
+    assert command.main(given) == command.DONE  # nothing is left to do
+
+
+def test_workers_are_handed_what_was_asked_for(tmp_path, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(command, "run_on_ray", lambda job, load, **options: asked.append((load, options)))
+    given, _ = arguments(tmp_path, "--workers", "3", "--progress", lines=[{"prompt": "x"}])
+    assert command.main(given) == command.DONE
+    load, options = asked[0]
+    assert options == {"num_workers": 3, "gpus_per_worker": 0, "progress": True}
+    assert load == {
+        "target": str(pipes.target_folder(320)),
+        "draft": str(pipes.draft_folder(320)),
+        "device": "cpu",
+        "dtype": "auto",
+        "max_batch": 2,
+        "max_length": 64,
+    }
+    assert "1 shards are left" in capsys.readouterr().out
 
 
 # --- at the door ----------------------------------------------------------------------------------------------------
@@ -234,10 +277,10 @@ def test_whatever_a_line_holds_it_is_taken_or_refused(tmp_path_factory, key, val
         (["--top-p", "2"], "top_p=2.0, expected a number above 0 and at most 1"),
         (["--max-batch", "0"], "max_batch=0, expected an integer of at least 1"),
         (["--filter-order", "none"], 'filter_order=\'none\', expected "top_k_first" or "joint"'),
-        (["--shard-size", "0"], "shard_size=0, expected at least 1"),
+        (["--shard-size", "0"], "shard_size=0, expected an integer of at least 1"),
         (["--prompts", "nowhere.jsonl"], "No such file or directory: 'nowhere.jsonl'"),
-        (["--out", "setup.cfg"], "File exists: 'setup.cfg'"),
-        (["--out", "tests"], "out='tests', expected an empty folder, or a name for a new one"),
+        (["--out", "setup.cfg"], "Not a directory: 'setup.cfg'"),
+        (["--out", "tests"], "out='tests', expected an empty folder, a name for a new one, or a job's: it holds "),
     ],
 )
 def test_bad_arguments(tmp_path, capsys, no_loading, monkeypatch, more, message):
