@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.report import RESULTS, insert_into, write
 from model_loaders import Target, load_draft, load_target
 from pipeline import Rollout, SamplingParams, SpeculativePipeline
-from pipeline.prompt_file import read_prompts
+from pipeline.prompt_file import PromptReader, scan_prompts
 from pipeline.prompts import Prompted
 
 NAME = "acceptance"
@@ -76,7 +76,9 @@ def first_turns(path: Path, count: int) -> list[Prompted]:
     lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
     if lines and all(isinstance(one, dict) and one.get("turns") for one in lines):
         return [[{"role": "user", "content": one["turns"][0]}] for one in lines[:count]]
-    return [one.prompt for one in read_prompts(path, SamplingParams())[:count]]
+    params = SamplingParams()
+    shard = scan_prompts(path, params, count).shards[0]
+    return [one.prompt for one in PromptReader(path, params).read(shard)[:count]]
 
 
 def sampling(options: argparse.Namespace, temperature: float) -> SamplingParams:

@@ -17,10 +17,10 @@ from pipeline.arguments import given as given_options
 from pipeline.audit import audit
 from pipeline.grammars.compiler import Compiler
 from pipeline.grammars.walk import Walk
-from pipeline.prompt_file import read_prompts
 from tests import pipes
 from tests.naive_grammar import Language
 from tests.strategies import fuzz
+from tests.test_command import read_prompts
 from tests.test_masks import PROMPTS
 from tests.test_stopping import EOS, EOS_ID, TOKENIZER, ForcedDrafts
 
