@@ -9,6 +9,9 @@ run_round        filter, verification and capture of a round; on a device in two
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
 top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position
+advance          where the requests of a batch stand after a round
+array_at, on_stream
+                 memory and streams of another library
 support_log_softmax, support_log_softmax_backward
                  a trainer's logits over recorded supports, and their gradient
 row_sums         the sum of each row of CSR entries
@@ -17,7 +20,9 @@ row_sums         the sum of each row of CSR entries
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits, restrict_logits
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks, verify_and_capture
+from gpu.device.foreign import array_at, on_stream
 from gpu.lookup import prompt_lookup
+from gpu.progress import DECODING, FIRST, IDLE, Progress, advance
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.replay import row_sums, support_log_softmax, support_log_softmax_backward
 from gpu.rounds import run_round
@@ -29,9 +34,12 @@ from gpu.weights import GREEDY_TEMPERATURE, MAX_VOCABULARY
 
 __all__ = [
     "ACCEPT",
+    "DECODING",
     "DRAW",
     "FILTER_ORDERS",
+    "FIRST",
     "GREEDY_TEMPERATURE",
+    "IDLE",
     "INVALID",
     "MAX_VOCABULARY",
     "OK",
@@ -40,11 +48,15 @@ __all__ = [
     "Capture",
     "History",
     "LogitBias",
+    "Progress",
     "RoundBuffer",
     "Support",
     "Verdict",
     "adjust_logits",
+    "advance",
+    "array_at",
     "capture_masks",
+    "on_stream",
     "pack_masks",
     "philox_4x32",
     "prompt_lookup",

@@ -18,8 +18,10 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[in
     import cupy
 
     dtype = np.dtype(dtype)
+    if not all(shape):
+        return cupy.empty(shape, dtype)
     steps = strides or tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape)))
-    span = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) if all(shape) else 0
+    span = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
     memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, span, owner), 0)
     return cupy.ndarray(shape, dtype, memory, strides)
 

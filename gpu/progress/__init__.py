@@ -1,0 +1,6 @@
+"""Where the requests of a batch stand, moved on by what a round committed."""
+
+from gpu.progress.advance import advance
+from gpu.progress.record import DECODING, FIRST, IDLE, Progress
+
+__all__ = ["DECODING", "FIRST", "IDLE", "Progress", "advance"]
