@@ -1,16 +1,17 @@
 """RoundBuffer on any device backend: what comes to the host is what the host twins compute."""
 
+import numpy as np
 import pytest
 
-from gpu import RoundBuffer, verify_and_capture
+from gpu import RoundBuffer, top_logprobs, verify_and_capture
 from tests.backends import HOST, assert_same
 from tests.rounds import make_round, run_round
 
 
-def check_rounds(backend):
+def check_rounds(backend, relayed=False):
     """Two rounds through two slots; the first is still there when the second has arrived."""
     first, second = (make_round(seed, 4, 3, 300, "float32") for seed in (60, 61))
-    buffer, sent = RoundBuffer(4, 3, room=4 * 3 * 300), []
+    buffer, sent = RoundBuffer(4, 3, room=4 * 3 * 300, top=5, relayed=relayed), []
     for slot, round_ in enumerate((first, second)):
         up = backend.to_device
         support = backend.select_support(round_.rows, *round_.parameters, capacity=40)
@@ -19,11 +20,17 @@ def check_rounds(backend):
             up(round_.wanted), 200, out=buffer.out,
         )  # fmt: skip
         assert records[1].token_ids is buffer.out[1].token_ids
+        rows = np.arange(12)
+        top_logprobs(up(round_.logits), up(support), 5, up(rows), out=buffer.top)
         buffer.send(slot)
-        sent.append(run_round(HOST, round_, "top_k_first", 40, 200)[1:])
-    for slot, want in enumerate(sent):
+        exact = HOST.select_support(round_.rows, *round_.parameters, capacity=40)
+        tops = top_logprobs(round_.logits, exact, 5, rows)
+        sent.append((run_round(HOST, round_, "top_k_first", 40, 200)[1:], tops))
+    for slot, (want, tops) in enumerate(sent):
         for got, expected in zip(buffer.receive(slot), want, strict=True):
             assert_same(got, expected)
+        for got, expected in zip(buffer.receive_top(slot), tops, strict=True):
+            np.testing.assert_array_equal(got, expected)
 
 
 def check_room(backend):

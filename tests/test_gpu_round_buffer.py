@@ -9,8 +9,9 @@ from tests.rounds import make_round, run_round
 pytestmark = pytest.mark.gpu
 
 
-def test_rounds_come_to_the_host():
-    check_rounds(DEVICE)
+@pytest.mark.parametrize("relayed", [False, True])
+def test_rounds_come_to_the_host(relayed):
+    check_rounds(DEVICE, relayed)
 
 
 def test_masks_that_do_not_fit():

@@ -7,6 +7,9 @@ the round before while the device goes on.
     verify_and_capture(..., out=buffer.out)     # in a CUDA graph, if wanted, with buffer.send(slot)
     buffer.send(slot)
     verdict, capture = buffer.receive(slot)     # waits for that copy only
+
+With `relayed`, sending never delays the kernels queued behind it, and is no part of a graph. With `top`, there is also
+room for the largest log-probabilities of every row (`buffer.top`, for `top_logprobs`), received by `receive_top`.
 """
 
 from typing import Any
@@ -24,7 +27,7 @@ _ALIGNED = 256  # bytes
 class RoundBuffer:
     """Room for the Verdict and the Capture of B requests of W rows, on the device and in pinned memory."""
 
-    def __init__(self, batch: int, width: int, room: int, num_slots: int = 2):
+    def __init__(self, batch: int, width: int, room: int, num_slots: int = 2, *, top: int = 0, relayed: bool = False):
         """room: entries of all masks together; num_slots: pinned copies, used in turn. ValueError if not positive."""
         for name, value in (("batch", batch), ("width", width), ("room", room), ("num_slots", num_slots)):
             if value < 1:
@@ -45,13 +48,17 @@ class RoundBuffer:
             "offsets": ((rows + 1,), np.int64),
             "token_ids": ((room,), np.int32),
             "logprobs": ((room,), np.float32),
+            "top_ids": ((rows, top), np.int32),
+            "top_values": ((rows, top), np.float32),
         }
         self._begin, size = {}, 0
         for name, (shape, dtype) in self._fields.items():
             self._begin[name] = size
             size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
-        self._mirror = Mirror(size, num_slots)
-        self.out: tuple[Verdict, Capture] = self._records(self._mirror.device, new_progress(batch))
+        self._mirror = Mirror(size, num_slots, relayed)
+        views = self._views(self._mirror.device)
+        self.out: tuple[Verdict, Capture] = self._records(views, new_progress(batch))
+        self.top: tuple[Any, Any] = views["top_ids"], views["top_values"]
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +83,7 @@ class RoundBuffer:
 
     def view(self, slot: int = 0) -> tuple[Verdict, Capture]:
         """receive without waiting: for a caller who knows that the copy is done (the end of a graph, say)."""
-        verdict, capture = self._records(self._mirror.hosts[slot], None)
+        verdict, capture = self._records(self._views(self._mirror.hosts[slot]), None)
         num_rows = int(capture.row_start[-1])
         needed = int(capture.offsets[num_rows])
         if needed > self.room:
@@ -86,12 +93,22 @@ class RoundBuffer:
             capture.token_ids[:needed], capture.logprobs[:needed],
         )  # fmt: skip
 
-    def _records(self, buffer: Any, progress: Any) -> tuple[Verdict, Capture]:
+    def receive_top(self, slot: int = 0) -> tuple[Any, Any]:
+        """Ids int32 and log-probabilities float32 [B*W, top] of the slot's copy, as views; waits for it."""
+        self._mirror.wait(slot)
+        views = self._views(self._mirror.hosts[slot])
+        return views["top_ids"], views["top_values"]
+
+    def _views(self, buffer: Any) -> dict[str, Any]:
         views = {}
         for name, (shape, dtype) in self._fields.items():
             begin = self._begin[name]
             nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
             views[name] = buffer[begin : begin + nbytes].view(dtype).reshape(shape)
+        return views
+
+    @staticmethod
+    def _records(views: dict[str, Any], progress: Any) -> tuple[Verdict, Capture]:
         verdict = Verdict(
             views["num_accepted"], views["num_committed"], views["tokens"], views["token_logprobs"],
             views["verdict_status"], views["error_row"],
