@@ -65,6 +65,20 @@ class Compact:
 _COMPACT: ContextVar[Compact | None] = ContextVar("compact", default=None)
 
 
+def prepared_mask(mask: torch.Tensor, heads: int, kv_heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """A forward's boolean mask [b, 1, w, n] as its attentions take it, made once instead of in every layer.
+
+    Additive, in the queries' dtype; where a GPU packs heads into rows its rows are too: [b, 1, heads/kv_heads * w, n].
+    """
+    if heads and heads % kv_heads == 0 and _packs(mask.shape[2], heads, kv_heads):
+        mask = mask.repeat(1, 1, heads // kv_heads, 1)
+    return torch.where(mask, 0.0, -torch.inf).to(dtype)
+
+
+def _packs(width: int, heads: int, kv_heads: int) -> bool:
+    return heads != kv_heads and 1 < width <= _MOST_PACKED
+
+
 @contextmanager
 def compact_rows(compact: Compact | None) -> Iterator[None]:
     """Attention within spreads queries [1, heads, n, d] over their block; None changes nothing."""
@@ -89,12 +103,14 @@ def grouped_sdpa(
     """Attention in transformers' calling convention.
 
     query [b, heads, w, d], key [b, kv_heads, n, d], value [b, kv_heads, n, dv]; attention_mask boolean
-    (True: attend) or additive, broadcastable to [b, heads, w, n], or None: causal when w > 1.
+    (True: attend) or additive, broadcastable to [b, heads, w, n], or as `prepared_mask` gives it, or None: causal
+    when w > 1.
     Returns ([b, w, heads, dv], None). Under ``compact_rows``, query [1, heads, n, d] -> [1, n, heads, dv].
 
     Raises CheckpointError for sinks, soft-capping, windows and position biases.
     """
-    compact = _COMPACT.get()
+    # What is compiled runs whole blocks, and the compiler can't read context variables.
+    compact = None if torch.compiler.is_compiling() else _COMPACT.get()
     if compact is not None:
         query = compact.spread(query.transpose(1, 2), 0.0).transpose(1, 2)
         with compact_rows(None):
@@ -113,7 +129,7 @@ def grouped_sdpa(
         is_causal = False
     width, heads, kv_heads = query.shape[2], query.shape[1], key.shape[1]
     masked = attention_mask is not None and attention_mask.shape[1] == 1
-    if query.device.type == "cuda" and heads != kv_heads and masked and 1 < width <= _MOST_PACKED:
+    if query.device.type == "cuda" and masked and _packs(width, heads, kv_heads):
         assert attention_mask is not None
         return packed_sdpa(query, key, value, attention_mask, dropout, scaling).transpose(1, 2), None
     if width < _FEWEST_ROWS and attention_mask is not None and query.device.type == "cpu":
@@ -141,15 +157,16 @@ def packed_sdpa(
 ) -> torch.Tensor:
     """Grouped attention as ordinary attention on kv_heads heads with heads/kv_heads * w query rows each.
 
-    query [b, heads, w, d], key and value [b, kv_heads, n, .], mask [b, 1, w, n] -> [b, heads, w, dv].
+    query [b, heads, w, d], key and value [b, kv_heads, n, .], mask [b, 1, w, n], or its rows already packed
+    [b, 1, heads/kv_heads * w, n] -> [b, heads, w, dv].
     """
     batch, heads, width, _ = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     rows = query.reshape(batch, kv_heads, groups * width, -1)
-    output = scaled_dot_product_attention(
-        rows, key, value, attn_mask=mask.repeat(1, 1, groups, 1), dropout_p=dropout, scale=scaling
-    )
+    if mask.shape[2] == width:
+        mask = mask.repeat(1, 1, groups, 1)
+    output = scaled_dot_product_attention(rows, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
     return output.reshape(batch, heads, width, -1)
 
 

@@ -26,7 +26,15 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 # The first allocation's length; later ones double it. Small enough not to matter for tiny models.
 _FIRST_LENGTH = 64
 
-Slots = Sequence[int] | torch.Tensor | None
+
+@dataclass(frozen=True)
+class DeviceSlots:
+    """Slots that only the device knows, int64 [b] there, distinct: for CUDA graphs, over storage reserved whole."""
+
+    index: torch.Tensor
+
+
+Slots = Sequence[int] | torch.Tensor | DeviceSlots | None
 
 
 @dataclass(frozen=True)
@@ -185,8 +193,8 @@ class RowCache(Cache):
         Args:
             positions: int64 [b, w], the absolute token positions; distinct within a row.
             slots: the b rows' slots, distinct; None: slots 0..b-1. A list is best (a CUDA tensor costs
-                a synchronisation). A run of neighbouring slots is read without copying its history;
-                other sets of slots are gathered each step.
+                a synchronisation; `DeviceSlots` aren't looked at). A run of neighbouring slots is read
+                without copying its history; other sets of slots are gathered each step.
             kv_length: more than every position, and what the step reads of each row. None: computed
                 from positions, which on CUDA costs a synchronisation.
             kept: int64 [n], ascending: only these of the b*w entries (row-major) follow, as one row of n
@@ -309,8 +317,14 @@ class RowCache(Cache):
 
     def memory_bytes(self) -> int:
         """Bytes of storage allocated now."""
-        per_entry = self.num_layers * self.num_kv_heads * (self.head_dim + self.value_head_dim)
-        return self._slots * self._length * per_entry * self.dtype.itemsize
+        return self._slots * self._length * self._entry_bytes()
+
+    def full_bytes(self) -> int:
+        """Bytes of storage once all is allocated."""
+        return self.num_slots * self.max_length * self._entry_bytes()
+
+    def _entry_bytes(self) -> int:
+        return self.num_layers * self.num_kv_heads * (self.head_dim + self.value_head_dim) * self.dtype.itemsize
 
     def _resolve_slots(self, slots: Slots, num_rows: int) -> tuple[int | None, torch.Tensor | None, int]:
         """-> (first slot of a run or None, slot index or None, highest slot)."""
@@ -318,6 +332,10 @@ class RowCache(Cache):
             if num_rows > self.num_slots:
                 raise ValueError(f"positions={num_rows} rows, expected at most num_slots={self.num_slots}")
             return 0, None, num_rows - 1
+        if isinstance(slots, DeviceSlots):
+            if self.allocated != (self.num_slots, self.max_length):
+                raise ValueError(f"slots={slots!r}, expected storage that never moves: call reserve() first")
+            return None, slots.index, self.num_slots - 1
         listed = [int(s) for s in (slots.tolist() if isinstance(slots, torch.Tensor) else slots)]
         if len(listed) != num_rows or len(set(listed)) != num_rows:
             raise ValueError(f"slots={listed}, expected {num_rows} distinct slots")

@@ -21,10 +21,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
-from model_loaders.attention import ATTENTION, Compact, compact_rows
+from model_loaders.attention import ATTENTION, Compact, compact_rows, prepared_mask
 from model_loaders.demo_model import demo_target_folder
 from model_loaders.errors import CheckpointError
 from model_loaders.file_checks import num_elements, refuse_larger_model
+from model_loaders.fused_norm import fuse_norms
 from model_loaders.kv_cache import RowCache, Slots
 from model_loaders.packed_linear import pack_linears
 from model_loaders.taps import LayerTaps
@@ -43,6 +44,11 @@ from model_loaders.target_checkpoint import (
 )
 
 _KEY_BLOCK = 64
+
+COMPILING: dict[str, Any] = {"fullgraph": True, "dynamic": False}
+"""How `Target.forward` has torch compile the model, where it is asked to: every shape by itself."""
+
+_MOST_SHAPES = 256
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Target:
         vocab_size: the width of the logits. hidden_size, num_layers: of the decoder.
         max_position: the longest position count the model was made for, or None where it doesn't say.
         eos_token_ids: every end id of generation_config, config and tokenizer.
-        device, dtype: of the weights.
+        device, dtype: of the weights. logits_dtype: of what `forward` returns.
         num_weight_updates: calls of `load_weights` since loading; `sha256` describes the weights at 0.
     """
 
@@ -86,19 +92,23 @@ class Target:
         self.config = model.config.get_text_config()
         self.num_layers: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
+        self._num_heads: int = getattr(self.config, "num_attention_heads", 0)
         self.max_position: int | None = getattr(self.config, "max_position_embeddings", None)
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
+        self.logits_dtype: torch.dtype = self.dtype  # until the probe has seen some
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
         self.num_weight_updates = 0
         self.layers = _decoder_layers(model, self.num_layers)
         self._weight_files = tuple(weight_files)
         self._taps = LayerTaps(self.layers, ())
+        self._compiled: Any = None
         self._key_index = torch.arange(0, device=self.device)
         accepted = inspect.signature(model.forward).parameters
         # transformers 5.2x renamed the argument.
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+        self._prepares_masks = self.device.type == "cuda"
         self._can_keep_last = "logits_to_keep" in accepted
         self._num_kv_heads, self._head_dim, self._value_head_dim = self._probe_cache_shape()
 
@@ -140,6 +150,7 @@ class Target:
         taps = LayerTaps(self.layers, layer_ids)
         self._taps.remove()
         self._taps = taps
+        self._compiled = None  # the compiler doesn't look at hooks again
 
     @property
     def tap_layer_ids(self) -> tuple[int, ...]:
@@ -153,9 +164,10 @@ class Target:
         positions: torch.Tensor,
         cache: RowCache,
         slots: Slots = None,
-        last_only: bool = False,
+        last_only: bool | torch.Tensor = False,
         kv_length: int | None = None,
         lengths: Sequence[int] | None = None,
+        compiled: bool = False,
     ) -> TargetOutput:
         """Runs w tokens of each of b rows on top of what their slots hold, and stores their entries.
 
@@ -167,12 +179,14 @@ class Target:
                 entries are overwritten when the row gets there.
             cache: from `new_cache`.
             slots: the b rows' slots; None: 0..b-1. See `RowCache.begin`.
-            last_only: logits of the last of the w rows only.
+            last_only: logits of the last of the w rows only; int64 [1] on the device: of the row with this index.
             kv_length: a number above every position, known to the host; None computes it, which costs a
                 synchronisation when positions are on a GPU.
             lengths: how many of each row's w tokens are run, 0 to w; None: all. The others cost nothing: they
                 are left out of the model's forward and of the cache, their logits are NaN, their features 0.
                 Not with last_only.
+            compiled: run what `torch.compile` makes of the model for these shapes and this kv_length, which takes a
+                minute or more at their first use. Not with lengths; the last bits may differ.
 
         The logits are the model's own (soft-capping and scaling included), not upcast. What comes back are
         inference tensors: clone them outside inference mode before training on them.
@@ -193,29 +207,48 @@ class Target:
         token_ids = token_ids.to(self.device, non_blocking=True)
         positions = positions.to(self.device, non_blocking=True)
         mask = self._mask(positions, kv_length)
+        if self._prepares_masks:
+            mask = prepared_mask(mask, self._num_heads, self._num_kv_heads, self.dtype)
         if compact is not None:
             token_ids, positions = compact.take(token_ids), compact.take(positions)
+        keep_last = last_only is not False and self._can_keep_last
+        if compiled and lengths is not None:
+            raise ValueError(f"lengths={list(lengths)}, expected None for a compiled forward")
+        model = self._compiled_model if compiled else self.model
         with compact_rows(compact):
-            output = self.model(
+            output = model(
                 input_ids=token_ids,
                 attention_mask=mask,
                 position_ids=positions,
                 use_cache=True,
                 **{self._cache_argument: cache},
-                **({"logits_to_keep": 1} if last_only and self._can_keep_last else {}),
+                **({"logits_to_keep": 1 if last_only is True else last_only} if keep_last else {}),
             )
         logits, features = output.logits, self._taps.features()
-        if last_only and not self._can_keep_last:
-            logits = logits[:, -1:]
+        if last_only is not False and not keep_last:
+            logits = logits[:, -1:] if last_only is True else logits[:, last_only]
         if compact is not None:
             logits = compact.spread(logits, torch.nan)
             features = None if features is None else compact.spread(features, 0.0)
         return TargetOutput(logits, features)
 
-    def _compact(self, lengths: Sequence[int], shape: torch.Size, last_only: bool) -> Compact | None:
+    def _compiled_model(self, **arguments: Any) -> Any:
+        from torch._dynamo import config  # slow to import
+
+        if self._compiled is None:
+            self._compiled = torch.compile(self.model, **COMPILING)
+        with config.patch(recompile_limit=_MOST_SHAPES):
+            return self._compiled(**arguments)
+
+    def _compact(self, lengths: Sequence[int], shape: torch.Size, last_only: bool | torch.Tensor) -> Compact | None:
         """The rows to run of a block [b, w]; None for all of them."""
         batch, width = shape
-        if last_only or len(lengths) != batch or not all(0 <= n <= width for n in lengths) or not any(lengths):
+        if (
+            last_only is not False
+            or len(lengths) != batch
+            or not all(0 <= n <= width for n in lengths)
+            or not any(lengths)
+        ):
             raise ValueError(f"lengths={list(lengths)}, expected {batch} from 0 to {width}, and no last_only")
         if min(lengths) == width:
             return None
@@ -277,6 +310,8 @@ class Target:
 
     def _mask(self, positions: torch.Tensor, kv_length: int) -> torch.Tensor:
         """Boolean [b, 1, w, kv_length]: True where the entry's index is at most the query's position."""
+        if self.device.type == "cuda":  # a kept index could move under a captured graph
+            return torch.arange(kv_length, device=self.device) <= positions[:, None, :, None]
         if self._key_index.shape[0] < kv_length:
             self._key_index = torch.arange(2 * kv_length, device=self.device)
         return self._key_index[:kv_length] <= positions[:, None, :, None]
@@ -311,6 +346,7 @@ class Target:
                 f"{self.name}: the logits of one token are NaN in {self.dtype}, expected numbers: a weight or a number "
                 "of config.json isn't finite"
             )
+        self.logits_dtype = output.logits.dtype
         shapes = set(probe.shapes.values())
         if len(shapes) != 1:
             raise CheckpointError(
@@ -440,6 +476,8 @@ def _load_model(
     model = model.to(device).eval().requires_grad_(False)
     if device.type == "cpu":
         pack_linears(model)
+    elif device.type == "cuda":
+        fuse_norms(model)
     return model
 
 

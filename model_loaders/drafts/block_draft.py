@@ -33,6 +33,7 @@ class BlockDraft(ABC):
     mask_contract = True
     sampling_verify_available = True
     draws_by_default = True
+    captured = True
 
     def __init__(
         self,

@@ -24,6 +24,8 @@ class DFlashDraft(BlockDraft):
     ) -> Drafted:
         """See ``BlockDraft.propose_after``."""
         logits = self.logits(hidden)
+        if temperatures is None:
+            return Drafted(self.token_of(logits.argmax(-1)))  # all at once
         tokens, probs = pick_in_turn(
             self.num_drafts,
             anchors,

@@ -60,7 +60,9 @@ class Draft(Protocol):
 
     method: its name. mask_contract: drafts are chosen or drawn without seeing the verification's coins, which exact
     capture needs. sampling_verify_available: sampled requests can be verified exactly. draws_by_default: whether
-    sampled requests get drawn proposals unless the pipeline says otherwise. has_confidence: ``Drafted.confidence``
+    sampled requests get drawn proposals unless the pipeline says otherwise. captured: with a ``kv_length`` given and a
+    reserved cache, ``propose`` and ``extend`` queue device work only, the same for the same shapes, so that a CUDA
+    graph can hold them; a draft that doesn't say so runs in eager rounds. has_confidence: ``Drafted.confidence``
     is there. num_drafts: tokens proposed a round; a verify block has one row more. target_layer_ids: the target's
     layers whose outputs, concatenated in this order, are the features. name, revision, sha256: provenance.
     """
@@ -69,6 +71,7 @@ class Draft(Protocol):
     mask_contract: bool
     sampling_verify_available: bool
     draws_by_default: bool
+    captured: bool
     name: str
     revision: str | None
 
