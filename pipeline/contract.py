@@ -52,6 +52,8 @@ class Capabilities:
         max_length: Tokens of prompt and output together.
         vocab_size: The width of the logits.
         has_tokenizer: Whether text can be encoded, decoded and searched.
+        captured: Whether rounds run as CUDA graphs; a batch that needs the host between rounds (`pipeline.engine.
+            why_eager`) runs stage by stage even then.
     """
 
     method: str | None
@@ -67,6 +69,7 @@ class Capabilities:
     max_length: int
     vocab_size: int
     has_tokenizer: bool
+    captured: bool = False
 
     @property
     def masks_available(self) -> bool:

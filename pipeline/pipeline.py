@@ -37,6 +37,8 @@ import gpu
 from model_loaders import load_draft, load_target
 from pipeline import stages as library
 from pipeline.contract import Capabilities, check_request, check_thresholds
+from pipeline.engine import make_engine
+from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.compiler import Compiler
 from pipeline.grammars.grammar import Grammar
@@ -54,6 +56,9 @@ from pipeline.slot_limit import is_out_of_memory
 from pipeline.stages.finish import make_rollout
 from pipeline.state import Options, State
 from pipeline.stopping import StopScanner
+
+ENGINE_RUNS = ("admit", "finish")
+"""The stages that the engine calls; the others' work is one piece on the device."""
 
 STAGES = ("admit", "prefill", "draft", "forward", "adjust", "verify", "capture", "commit", "pack", "finish")
 
@@ -78,6 +83,7 @@ class SpeculativePipeline:
         checked = Options.checked(options).within(target, draft)
         # A block is written to the cache whole, so its last rows may lie beyond max_length.
         room = checked.max_length + (1 if draft is None else 1 + draft.num_drafts)
+        checked = fit_device(checked, target, draft, room)
         self.state = State(
             target=target,
             draft=draft,
@@ -88,6 +94,8 @@ class SpeculativePipeline:
         self.stages: dict[str, Any] = {name: getattr(library, name.capitalize())() for name in STAGES}
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self._observers: dict[str, list[Callable[[Any], None]]] = {name: [] for name in STAGES}
+        self._engine = make_engine(self.state, self._run)
+        self._stages_of_engine = {name: stage for name, stage in self.stages.items() if name not in ENGINE_RUNS}
         self._grammars = Compiler(target)
         self._num_tickets = 0
         self._unclaimed: deque[Rollout] = deque()
@@ -216,7 +224,7 @@ class SpeculativePipeline:
             try:
                 done = self._round()
             except Exception as error:
-                go_back()
+                self._undo(go_back, error)
                 scarce = is_out_of_memory(error)
                 if not (scarce or contain) or self._contained >= MOST_CONTAINED:
                     self._contained = 0
@@ -226,8 +234,8 @@ class SpeculativePipeline:
                 elif scarce and torch.cuda.is_available():
                     torch.cuda.empty_cache()
                 tried = True
-            except BaseException:
-                go_back()
+            except BaseException as error:
+                self._undo(go_back, error)
                 raise
             else:
                 if done.num_tokens:
@@ -235,6 +243,11 @@ class SpeculativePipeline:
                     self._contained = 0
                 taken_out, self._taken_out = self._taken_out, []
                 return replace(done, taken_out=taken_out)
+
+    def _undo(self, go_back: Callable[[], None], error: BaseException) -> None:
+        go_back()
+        if self._engine is not None:
+            self._engine.forget(error)
 
     def _give_way(self, error: Exception, scarce: bool) -> None:
         """After a round that failed twice: fewer requests at once, or the end of the one at fault."""
@@ -255,6 +268,13 @@ class SpeculativePipeline:
         self._taken_out.append((request, make_rollout(request, self.state.target.tokenizer)))
 
     def _round(self) -> Round:
+        delivered = []
+        if self._engine is not None:
+            if self._looked_into() or not self._engine.takes():
+                delivered = self._engine.drain()
+            else:
+                admitted, delivered = self._engine.step()
+                return Round(admitted, None, None, delivered)
         self.state.clean()
         admitted = self._run("admit")
         prefill = decode = None
@@ -263,7 +283,13 @@ class SpeculativePipeline:
         self.state.close_holes()
         if self.state.active:
             decode = self._settle(self._run("forward", self._run("draft")))
-        return Round(admitted, prefill, decode)
+        return Round(admitted, prefill, decode, delivered)
+
+    def _looked_into(self) -> bool:
+        """Whether somebody watches or has replaced a stage whose work the engine does in one piece."""
+        return any(
+            self.stages[name] is not stage or self._observers[name] for name, stage in self._stages_of_engine.items()
+        )
 
     def stream(self) -> Iterator[Rollout]:
         """Step until nothing is left and yield rollouts as they finish."""
@@ -312,6 +338,7 @@ class SpeculativePipeline:
             max_length=options.max_length,
             vocab_size=state.target.vocab_size,
             has_tokenizer=state.target.tokenizer is not None,
+            captured=self._engine is not None and self._engine.rounds.graphs is not None,
         )
 
     def observe(self, stage: str, callback: Callable[[Any], None]) -> Callable[[], None]:

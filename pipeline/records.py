@@ -180,6 +180,14 @@ class Settled:
 
 
 @dataclass(frozen=True)
+class Delivered:
+    """What became of a round that the engine launched in an earlier step: only what the host needs of it."""
+
+    packed: Packed
+    finished: Finished
+
+
+@dataclass(frozen=True)
 class Round:
     """What `SpeculativePipeline.step` returns.
 
@@ -187,19 +195,25 @@ class Round:
         admitted: Who got a slot.
         prefill: The block of the first tokens; None if nobody was admitted.
         decode: The block of the round; None if nothing was left to decode.
+        delivered: With an engine: what came back of rounds launched before, oldest first. prefill and decode are None
+            then, for a round's logits and supports stay on the device.
         taken_out: What ended before the round: cancelled, or at fault in rounds that failed.
     """
 
     admitted: Admitted
     prefill: Settled | None
     decode: Settled | None
+    delivered: Sequence[Delivered] = ()
     taken_out: Sequence[tuple[Request, Rollout]] = ()
+
+    @property
+    def _parts(self) -> list[Settled | Delivered]:
+        return [*self.delivered, *(part for part in (self.prefill, self.decode) if part is not None)]
 
     @property
     def ended(self) -> list[tuple[Request, Rollout]]:
         """The requests that ended in this round, with what they ended as."""
-        settled = [part for part in (self.prefill, self.decode) if part is not None]
-        return [*self.taken_out, *(pair for part in settled for pair in part.finished.ended)]
+        return [*self.taken_out, *(pair for part in self._parts for pair in part.finished.ended)]
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -209,5 +223,4 @@ class Round:
     @property
     def num_tokens(self) -> int:
         """Tokens committed in this round."""
-        settled = [part for part in (self.prefill, self.decode) if part is not None]
-        return sum(len(chunk) for part in settled for chunk in part.packed.chunks)
+        return sum(len(chunk) for part in self._parts for chunk in part.packed.chunks)

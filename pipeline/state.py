@@ -32,6 +32,11 @@ class Options:
             DSpark and DFlash 2: "sample"). The law of the output is the same; how many drafts are kept is not.
         draft_lengths: How many drafts of a request are verified, by the draft's confidences: a
             `pipeline.lengths.ConfidenceThreshold` or `ThroughputSchedule`; None: all. Rows left out aren't computed.
+        engine: Where rounds run (see `pipeline.engine`). "graphs": on the device, as CUDA graphs, the host a round
+            behind; "overlapped": the same without graphs, on the CPU too; "eager": stage by stage, every record at
+            hand; "auto": graphs on CUDA where the draft allows it, else eager. The tokens are the same.
+        compile: Have torch compile the target's forward of the engine's rounds. Faster rounds for a minute or more at
+            the first use of each shape; it changes the last bits of logits, so tokens may differ from those without.
     """
 
     max_batch: int = 32
@@ -42,6 +47,8 @@ class Options:
     prefill_chunk: int = 512
     proposal: str = "auto"
     draft_lengths: DraftLengths | None = None
+    engine: str = "auto"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("max_batch", 1), ("max_length", 2), ("max_support", 1), ("prefill_chunk", 1)):
@@ -53,12 +60,15 @@ class Options:
             raise InvalidRequest(f'filter_order={self.filter_order!r}, expected "top_k_first" or "joint"')
         if self.proposal not in ("auto", "argmax", "sample"):
             raise InvalidRequest(f'proposal={self.proposal!r}, expected "auto", "argmax" or "sample"')
+        if self.engine not in ("auto", "graphs", "overlapped", "eager"):
+            raise InvalidRequest(f'engine={self.engine!r}, expected "auto", "graphs", "overlapped" or "eager"')
         if not isinstance(self.draft_lengths, DraftLengths | None):
             raise InvalidRequest(
                 f"draft_lengths={self.draft_lengths!r}, expected a ConfidenceThreshold, a ThroughputSchedule or None"
             )
-        if not isinstance(self.allow_unbounded_support, bool):
-            raise InvalidRequest(f"allow_unbounded_support={self.allow_unbounded_support!r}, expected True or False")
+        for name in ("allow_unbounded_support", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name}={getattr(self, name)!r}, expected True or False")
 
     @classmethod
     def checked(cls, options: Mapping[str, Any]) -> Options:
@@ -84,6 +94,10 @@ class Options:
             raise InvalidRequest(
                 f"draft_lengths={self.draft_lengths!r}, expected None: the draft (method {method!r}) has no confidence "
                 "head"
+            )
+        if self.engine == "graphs" and target.device.type != "cuda":
+            raise InvalidRequest(
+                f'engine="graphs", expected "auto", "overlapped" or "eager" for a target on {target.device}'
             )
         if target.vocab_size > gpu.MAX_VOCABULARY:
             raise InvalidRequest(f"vocab_size={target.vocab_size}, expected at most {gpu.MAX_VOCABULARY}")

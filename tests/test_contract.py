@@ -263,7 +263,7 @@ def test_calls_that_make_no_sense():
         (
             {"max_bach": 3},
             "max_bach=3, expected one of the options max_batch, max_length, filter_order, max_support, "
-            "allow_unbounded_support, prefill_chunk, proposal, draft_lengths",
+            "allow_unbounded_support, prefill_chunk, proposal, draft_lengths, engine, compile",
         ),
         ({"max_length": 1}, "max_length=1, expected an integer of at least 2"),
         ({"max_support": 0}, "max_support=0, expected an integer of at least 1"),

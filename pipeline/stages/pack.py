@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 import gpu
+from pipeline.audit_record import AuditRecord
 from pipeline.chunk import Chunk
-from pipeline.records import Captured, Committed, Packed
+from pipeline.records import Committed, Packed
 from pipeline.request import Request
 from pipeline.state import State
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """What a block's rows came to, on the host; the fields as in `pipeline.records.Captured` and `Adjusted`."""
+
+    verdict: gpu.Verdict
+    capture: gpu.Capture | None
+    top_ids: np.ndarray | None = None
+    top_values: np.ndarray | None = None
+    top_start: np.ndarray | None = None
+    audits: Sequence[AuditRecord | None] | None = None
+    failures: Mapping[tuple[int, int], str] | None = None
 
 
 class Pack:
@@ -16,62 +33,76 @@ class Pack:
 
     def __call__(self, state: State, committed: Committed) -> Packed:
         captured = committed.captured
-        requests = captured.verified.proposal.requests
-        chunks, failures = [], []
-        for b, request in enumerate(requests):
-            length, failure = self._reached(state, captured, b, request)
-            chunks.append(self._chunk(captured, b, length, request))
-            failures.append(failure)
-        return Packed(requests, chunks, failures, captured.verified.verdict.num_accepted)
-
-    @staticmethod
-    def _chunk(captured: Captured, b: int, length: int, request: Request) -> Chunk:
-        # Copies: a request must not keep its neighbours' part of the block alive.
-        verdict, capture = captured.verified.verdict, captured.capture
-        mask_sizes = mask_ids = mask_logprobs = top_ids = top_values = None
-        if capture is not None and request.params.return_sampling_mask:
-            first = capture.row_start[b]
-            offsets = capture.offsets[first : first + length + 1]
-            mask_sizes = np.diff(offsets)
-            mask_ids = capture.token_ids[offsets[0] : offsets[-1]].copy()
-            mask_logprobs = capture.logprobs[offsets[0] : offsets[-1]].copy()
-        audit = None if captured.audits is None else captured.audits[b]
-        most = request.params.top_logprobs
-        if most:
-            assert captured.top_start is not None
-            assert captured.top_ids is not None
-            assert captured.top_values is not None
-            rows = slice(captured.top_start[b], captured.top_start[b] + length)
-            top_ids, top_values = captured.top_ids[rows, :most].copy(), captured.top_values[rows, :most].copy()
-        return Chunk(
-            verdict.tokens[b, :length].copy(),
-            verdict.logprobs[b, :length].copy(),
-            mask_sizes,
-            mask_ids,
-            mask_logprobs,
-            top_ids,
-            top_values,
-            None if audit is None else audit.cut(length),
+        rows = BlockRows(
+            verdict=captured.verified.verdict,
+            capture=captured.capture,
+            top_ids=captured.top_ids,
+            top_values=captured.top_values,
+            top_start=captured.top_start,
+            audits=captured.audits,
+            failures=captured.verified.adjusted.failures,
         )
+        return pack_rows(rows, enumerate(captured.verified.proposal.requests), state.options.max_support)
 
-    @staticmethod
-    def _reached(state: State, captured: Captured, b: int, request: Request) -> tuple[int, str | None]:
-        """How many rows of the request are good, and why the next one isn't."""
-        verdict, capture = captured.verified.verdict, captured.capture
-        if request.error:
-            return 0, request.error
-        if capture is not None and capture.status[b] == gpu.OVERFLOW:
-            row = int(capture.failed_row[b])
-            return row, (
-                f"OVERFLOW: support={capture.counts[b, row]}, expected at most "
-                f"max_support={state.options.max_support}; lower top_k or top_p, or build the pipeline with a "
-                "larger max_support"
-            )
-        if verdict.status[b] == gpu.INVALID:
-            row = int(verdict.error_row[b])
-            return row, captured.verified.adjusted.failures.get((b, row)) or (
-                f"INVALID: the policy of output token {request.num_generated + row} has NaN, +inf or no finite "
-                "logit, or its draft has no probability under its own law; check the weights, the processors and "
-                "the draft"
-            )
-        return int(verdict.num_committed[b]), None
+
+def pack_rows(rows: BlockRows, requests: Iterable[tuple[int, Request]], max_support: int) -> Packed:
+    """The rows of these requests, each with its index in the block."""
+    requests = list(requests)
+    chunks, failures = [], []
+    for b, request in requests:
+        length, failure = _reached(rows, b, request, max_support)
+        chunks.append(_chunk(rows, b, length, request))
+        failures.append(failure)
+    accepted = rows.verdict.num_accepted[[b for b, _ in requests]]
+    return Packed([request for _, request in requests], chunks, failures, accepted)
+
+
+def _chunk(rows: BlockRows, b: int, length: int, request: Request) -> Chunk:
+    # Copies: a request must not keep its neighbours' part of the block alive.
+    verdict, capture = rows.verdict, rows.capture
+    mask_sizes = mask_ids = mask_logprobs = top_ids = top_values = None
+    if capture is not None and request.params.return_sampling_mask:
+        first = capture.row_start[b]
+        offsets = capture.offsets[first : first + length + 1]
+        mask_sizes = np.diff(offsets)
+        mask_ids = capture.token_ids[offsets[0] : offsets[-1]].copy()
+        mask_logprobs = capture.logprobs[offsets[0] : offsets[-1]].copy()
+    audit = None if rows.audits is None else rows.audits[b]
+    most = request.params.top_logprobs
+    if most:
+        assert rows.top_start is not None
+        assert rows.top_ids is not None
+        assert rows.top_values is not None
+        own = slice(rows.top_start[b], rows.top_start[b] + length)
+        top_ids, top_values = rows.top_ids[own, :most].copy(), rows.top_values[own, :most].copy()
+    return Chunk(
+        verdict.tokens[b, :length].copy(),
+        verdict.logprobs[b, :length].copy(),
+        mask_sizes,
+        mask_ids,
+        mask_logprobs,
+        top_ids,
+        top_values,
+        None if audit is None else audit.cut(length),
+    )
+
+
+def _reached(rows: BlockRows, b: int, request: Request, max_support: int) -> tuple[int, str | None]:
+    """How many rows of the request are good, and why the next one isn't."""
+    verdict, capture = rows.verdict, rows.capture
+    if request.error:
+        return 0, request.error
+    if capture is not None and capture.status[b] == gpu.OVERFLOW:
+        row = int(capture.failed_row[b])
+        return row, (
+            f"OVERFLOW: support={capture.counts[b, row]}, expected at most max_support={max_support}; lower top_k or "
+            "top_p, or build the pipeline with a larger max_support"
+        )
+    if verdict.status[b] == gpu.INVALID:
+        row = int(verdict.error_row[b])
+        return row, (rows.failures or {}).get((b, row)) or (
+            f"INVALID: the policy of output token {request.num_generated + row} has NaN, +inf or no finite "
+            "logit, or its draft has no probability under its own law; check the weights, the processors and "
+            "the draft"
+        )
+    return int(verdict.num_committed[b]), None

@@ -39,47 +39,65 @@ class Prefill:
         return Block(proposal, logits)
 
     def _prefix(self, state: State, request: Request) -> torch.Tensor:
-        prompt = request.prompt
-        length = len(prompt.token_ids)
-        others = len(prompt.unstarted) > (request.sample_index in prompt.unstarted)
-        if prompt.prefix is None:
-            logits = self._compute(state, request)
-            if others:
-                prompt.prefix = Prefix(
-                    logits=logits,
-                    target_row=state.target_cache.snapshot(request.slot, length),
-                    draft_row=None if state.draft is None else state.draft_cache.snapshot(request.slot, length),
-                )
-        else:
-            logits = prompt.prefix.logits
-            state.target_cache.restore(request.slot, prompt.prefix.target_row)
-            if state.draft is not None:
-                state.draft_cache.restore(request.slot, prompt.prefix.draft_row)
-            if not others:
-                prompt.prefix = None
-        prompt.unstarted.discard(request.sample_index)
-        request.cached = length
+        logits, start = shared_prefix(state, request), 0
+        while logits is None:
+            start, logits = run_chunk(state, request, start)
         return logits
 
-    @staticmethod
-    def _compute(state: State, request: Request) -> torch.Tensor:
-        target, slots = state.target, [request.slot]
-        state.tap()
-        ids = torch.as_tensor(request.prompt.token_ids.astype(np.int64), device=target.device)[None]
-        positions = torch.arange(ids.shape[1], device=target.device)[None]
-        chunk = state.options.prefill_chunk
-        for start in range(0, ids.shape[1], chunk):
-            end = min(start + chunk, ids.shape[1])
-            output = target.forward(
-                ids[:, start:end],
-                positions[:, start:end],
-                state.target_cache,
-                slots=slots,
-                last_only=True,
-                kv_length=end,
-            )
-            if state.draft is not None:
-                state.draft.extend(
-                    output.features, positions[:, start:end], state.draft_cache, slots=slots, kv_length=end
-                )
-        return output.logits
+
+def shared_prefix(state: State, request: Request) -> torch.Tensor | None:
+    """The logits [1, 1, V] that a sibling left, whose entries go to the request's slot; None: it is the first."""
+    prompt = request.prompt
+    if prompt.prefix is None:
+        return None
+    logits = prompt.prefix.logits
+    state.target_cache.restore(request.slot, prompt.prefix.target_row)
+    if state.draft is not None:
+        state.draft_cache.restore(request.slot, prompt.prefix.draft_row)
+    if not _others(request):
+        prompt.prefix = None
+    _passed(request)
+    return logits
+
+
+def run_chunk(state: State, request: Request, start: int) -> tuple[int, torch.Tensor | None]:
+    """Run the prompt's chunk at `start`; where the next one starts, and behind the last the logits [1, 1, V]."""
+    target, slots = state.target, [request.slot]
+    token_ids = request.prompt.token_ids
+    end = min(start + state.options.prefill_chunk, len(token_ids))
+    state.tap()
+    ids = torch.from_numpy(token_ids[start:end].astype(np.int64))
+    if target.device.type == "cuda":
+        ids = ids.pin_memory()  # or the host would wait for all that is queued
+    positions = torch.arange(start, end, device=target.device)[None]
+    ids = ids.to(target.device, non_blocking=True)[None]
+    output = target.forward(ids, positions, state.target_cache, slots=slots, last_only=True, kv_length=end)
+    if state.draft is not None:
+        state.draft.extend(output.features, positions, state.draft_cache, slots=slots, kv_length=end)
+    if end < len(token_ids):
+        return end, None
+    end_prompt(state, request, output.logits)
+    return end, output.logits
+
+
+def end_prompt(state: State, request: Request, logits: torch.Tensor) -> None:
+    """The request's prompt is through the models, with these logits [1, 1, V]: keep what its siblings need."""
+    if _others(request):
+        length = len(request.prompt.token_ids)
+        request.prompt.prefix = Prefix(
+            logits=logits.clone(),
+            target_row=state.target_cache.snapshot(request.slot, length),
+            draft_row=None if state.draft is None else state.draft_cache.snapshot(request.slot, length),
+        )
+    _passed(request)
+
+
+def _others(request: Request) -> bool:
+    """Whether siblings wait for the prompt's prefill."""
+    unstarted = request.prompt.unstarted
+    return len(unstarted) > (request.sample_index in unstarted)
+
+
+def _passed(request: Request) -> None:
+    request.prompt.unstarted.discard(request.sample_index)
+    request.cached = len(request.prompt.token_ids)

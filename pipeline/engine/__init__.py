@@ -1,0 +1,19 @@
+"""The engine: rounds that run on the device by themselves while the host reads the one before.
+
+    slots.py       where each slot stands, on the device, and what its policy is
+    rounds.py      the device work of a round, from the draft's forward to the next round's start
+    adjusting.py   penalties, biases and bans of every row, on the device
+    outbox.py      a round's results on their way to the host
+    graphs.py      CUDA graphs of rounds, captured at their second use, the least used given up
+    prefills.py    prompts, chunk by chunk between rounds
+    engine.py      the host's loop: what is launched, and what becomes of what comes back
+    buckets.py, features.py, arrays.py, memory.py
+                   shapes, which parts of a round are in use, tensors as arrays, how many slots fit
+
+Only `graphs.py` and `memory.py` need CUDA: without graphs the same engine runs on the CPU.
+"""
+
+from pipeline.engine.engine import Engine, make_engine
+from pipeline.engine.features import why_eager
+
+__all__ = ["Engine", "make_engine", "why_eager"]

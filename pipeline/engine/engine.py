@@ -1,0 +1,278 @@
+"""The host's loop: it launches a round, and reads the one before while the device goes on.
+
+What a round commits moves the slots on, on the device, so the next round can be queued before anybody has looked. A
+request that turns out to have ended in round r - 1 has a row in round r, which is dropped: nothing of it is handed out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import gpu
+from pipeline.engine.buckets import kv_bucket, slots_bucket
+from pipeline.engine.features import Features, why_eager
+from pipeline.engine.graphs import Graphs
+from pipeline.engine.prefills import Prefills
+from pipeline.engine.rounds import Rounds, Shape, Ticket
+from pipeline.engine.slots import Slot, Slots
+from pipeline.errors import InvalidRequest
+from pipeline.records import Admitted, Delivered
+from pipeline.request import Request
+from pipeline.stages.pack import BlockRows, pack_rows
+from pipeline.state import State
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A round on its way: who had which slot."""
+
+    phase: int
+    requests: list[tuple[int, Request]]
+    ticket: Ticket
+
+
+class Engine:
+    """Runs the rounds of one pipeline on the device.
+
+    Args:
+        state: The pipeline's; its caches are reserved whole, so that they never move.
+        run: Calls one of the pipeline's stages by name, with its records.
+        graphs: Capture rounds as CUDA graphs; otherwise they are launched piece by piece.
+    """
+
+    def __init__(self, state: State, run: Callable[..., Any], *, graphs: bool):
+        self.state, self._run = state, run
+        target, num_slots = state.target, state.options.max_batch
+        self._stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
+        for cache in (state.target_cache, state.draft_cache):
+            if cache is not None:
+                cache.reserve()
+        slots = Slots(num_slots, state.block_size, target.device)
+        first = torch.zeros(num_slots, 1, target.vocab_size, dtype=target.logits_dtype, device=target.device)
+        self.rounds = Rounds(state, slots, first, Graphs() if graphs else None)
+        self._prefills = Prefills(state, first, self.rounds.graphs)
+        self._pending: deque[_Launched] = deque()
+        # How many of the rounds on their way a request is in, by phase.
+        self._unread: dict[int, Counter[Request]] = {gpu.FIRST: Counter(), gpu.DECODING: Counter()}
+        self._occupants: list[Request | None] = [None] * num_slots
+        self._stale = True
+
+    # --- one round --------------------------------------------------------------------------------------------------
+
+    def takes(self) -> bool:
+        """Whether the batch, with those who would be admitted now, can run here."""
+        state = self.state
+        room = state.options.max_batch - len(state.running)
+        coming = [request for request, _ in zip(state.waiting, range(room), strict=False)]
+        return why_eager(state, [*state.running, *coming]) is None
+
+    def step(self) -> tuple[Admitted, list[Delivered]]:
+        """Launch a round, and deliver what the rounds before it came to; without work, deliver all."""
+        with self._on_device():
+            admitted = self._run("admit")
+            self._place(admitted)
+            before = len(self._pending)
+            self._launch_first(None if not self._ready() else self.state.options.prefill_chunk)
+            self._launch_decode()
+            count = before if len(self._pending) > before else len(self._pending)
+            return admitted, [self._deliver(self._pending.popleft()) for _ in range(count)]
+
+    def drain(self) -> list[Delivered]:
+        """Bring everything that has been launched or prefilled to the host, so that another may go on from there."""
+        with self._on_device():
+            if len(self._prefills):
+                self._place(Admitted([]))
+                self._launch_first(None)
+            delivered = [self._deliver(self._pending.popleft()) for _ in range(len(self._pending))]
+        self._stale = True
+        return delivered
+
+    def forget(self, error: BaseException) -> None:
+        """After an exception: drop what is on its way; everything goes on from what the host knows.
+
+        Requests whose first token hadn't been read wait again. Where memory ran out, that of the graphs is given up.
+        """
+        state = self.state
+        self._pending.clear()
+        self._prefills.clear()
+        for unread in self._unread.values():
+            unread.clear()
+        if self.rounds.graphs is not None and isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            with self._on_device():
+                self.rounds.graphs.clear()
+        for request in reversed(state.running):
+            if not request.num_generated:
+                state.active[request.slot] = None
+                state.dirty.add(request.slot)
+                request.restart()
+                state.waiting.appendleft(request)
+        self._stale = True
+
+    # --- slots ------------------------------------------------------------------------------------------------------
+
+    def _place(self, admitted: Admitted) -> None:
+        """Make the device's slots those of the host's requests, and clean what failed requests left."""
+        state = self.state
+        self._prefills.keep(state.running)
+        if not state.waiting and not self._stale:
+            self._close_holes()
+        self._prefills.add(admitted.requests)
+        holders = state.active + [None] * (state.options.max_batch - len(state.active))
+        changed = {
+            slot: request
+            for slot, request in enumerate(holders)
+            if self._stale or request is not self._occupants[slot] or slot in state.dirty
+        }
+        self._write(changed, gpu.DECODING)
+        self._occupants, self._stale = list(holders), False
+        state.clean()
+
+    def _write(self, requests: dict[int, Request | None], phase: int) -> None:
+        """Requests as the host knows them; one without a first token is idle unless its phase is FIRST."""
+        options, target = self.state.options, self.state.target
+        rows = {}
+        for slot, request in requests.items():
+            if request is None:
+                rows[slot] = Slot()
+            else:
+                its = phase if phase == gpu.FIRST or request.num_generated else gpu.IDLE
+                drafts = self.state.block_size - 1
+                rows[slot] = Slot.of(request, its, options.max_length, target.vocab_size, drafts)
+        self.rounds.slots.write(rows)
+        if any(r is not None and (r.params.adjusts or r.params.min_new_tokens) for r in requests.values()):
+            self.rounds.make_adjusting()
+        if self.rounds.adjusting is not None:
+            self.rounds.adjusting.write(requests)
+
+    def _close_holes(self) -> None:
+        """Move the last requests into empty slots where that makes the batch's bucket smaller."""
+        state = self.state
+        while state.active and state.active[-1] is None:
+            state.active.pop()
+        most, running = state.options.max_batch, state.running
+        bucket = slots_bucket(len(running), most)
+        if not running or bucket == slots_bucket(len(state.active), most):
+            return
+        for moved in [request for request in running if request.slot >= bucket]:
+            slot, source = state.active.index(None), moved.slot
+            if moved in self._prefills or self._occupants[source] is not moved or state.dirty & {slot, source}:
+                return
+            length = min(self._reach(moved), state.target_cache.max_length)
+            for cache in (state.target_cache, state.draft_cache):
+                if cache is not None:
+                    cache.copy_row(source, slot, length)
+            self.rounds.slots.move(source, slot)
+            if self.rounds.adjusting is not None:
+                self.rounds.adjusting.move(source, slot)
+            state.active[slot], state.active[source] = moved, None
+            moved.slot = slot
+            self._occupants[slot] = moved
+        while state.active and state.active[-1] is None:
+            state.active.pop()
+
+    # --- launching --------------------------------------------------------------------------------------------------
+
+    def _launch_first(self, tokens: int | None) -> None:
+        """Run prompts for about so many tokens, and launch the round of the first tokens of those that are through."""
+        requests = sorted(((request.slot, request) for request in self._prefills.advance(tokens)), key=lambda r: r[0])
+        if not requests:
+            return
+        self._write(dict(requests), gpu.FIRST)
+        features = Features.of(self.state, [request for _, request in requests]).first()
+        batch = slots_bucket(requests[-1][0] + 1, self.state.options.max_batch)
+        self._launch(Shape(gpu.FIRST, batch, 0, features), requests)
+
+    def _launch_decode(self) -> None:
+        ready = self._ready()
+        if not any(self._goes_on(request) for request in ready):
+            return
+        options = self.state.options
+        batch = slots_bucket(ready[-1].slot + 1, options.max_batch)
+        # Of all the slots that the round runs over, those amid their prefill too.
+        reach = max(self._reach(request) for request in self.state.running if request.slot < batch)
+        kv_length = kv_bucket(reach, self.state.target_cache.max_length)
+        shape = Shape(gpu.DECODING, batch, kv_length, Features.of(self.state, ready))
+        self._launch(shape, [(request.slot, request) for request in ready])
+
+    def _launch(self, shape: Shape, requests: list[tuple[int, Request]]) -> None:
+        self._pending.append(_Launched(shape.phase, requests, self.rounds.launch(shape)))
+        self._unread[shape.phase].update(request for _, request in requests)
+
+    def _ready(self) -> list[Request]:
+        """The requests whose prompts are through, in slot order."""
+        return [request for request in self.state.running if request not in self._prefills]
+
+    def _goes_on(self, request: Request) -> bool:
+        """Whether it may need a round beyond those on their way, each of which commits a token at least."""
+        unread = sum(of_phase[request] for of_phase in self._unread.values())
+        return request.remaining(self.state.options.max_length) > unread
+
+    def _reach(self, request: Request) -> int:
+        """One more than the last position that its next round can write to."""
+        width = self.state.block_size
+        cached = max(request.cached, len(request.prompt.token_ids))
+        return cached + width * (self._unread[gpu.DECODING][request] + 1)
+
+    # --- delivering -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, launched: _Launched) -> Delivered:
+        """Read a round's results, hand tokens to who is still running, and finish whom they end."""
+        results, state = launched.ticket.receive(), self.state
+        self._unread[launched.phase] -= Counter(request for _, request in launched.requests)
+        own = [(b, request) for b, request in launched.requests if self._runs(request)]
+        width = results.verdict.tokens.shape[1]
+        rows = BlockRows(
+            verdict=results.verdict,
+            capture=results.capture,
+            top_ids=results.top_ids,
+            top_values=results.top_values,
+            top_start=np.arange(results.verdict.tokens.shape[0] + 1) * width,
+        )
+        packed = pack_rows(rows, own, state.options.max_support)
+        for b, request in own:
+            if request.num_generated:
+                request.cached += int(results.verdict.num_committed[b])
+        return Delivered(packed, self._run("finish", packed))
+
+    def _runs(self, request: Request) -> bool:
+        active = self.state.active
+        return 0 <= request.slot < len(active) and active[request.slot] is request
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """On the engine's own stream, in order with what the caller's has queued and will queue."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            own = self._stream
+            if own is not None:
+                outer = torch.cuda.current_stream(own.device)
+                own.wait_stream(outer)
+                stack.callback(outer.wait_stream, own)
+                stack.enter_context(torch.cuda.stream(own))
+                stack.enter_context(gpu.on_stream(own.cuda_stream))
+            yield
+
+
+def make_engine(state: State, run: Callable[..., Any]) -> Engine | None:
+    """The engine that the options ask for; None: eager rounds.
+
+    "auto" is graphs on CUDA where draft and options allow it, else eager rounds.
+
+    Raises:
+        InvalidRequest: An engine was asked for that the draft or the options rule out.
+    """
+    wanted, reason = state.options.engine, why_eager(state, [])
+    if wanted == "auto":
+        wanted = "graphs" if state.target.device.type == "cuda" and reason is None else "eager"
+    if wanted == "eager":
+        return None
+    if reason is not None:
+        raise InvalidRequest(f'engine={wanted!r}, expected "auto" or "eager": {reason}')
+    return Engine(state, run, graphs=wanted == "graphs")

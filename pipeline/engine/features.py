@@ -1,0 +1,81 @@
+"""Which parts of a round a batch uses, and which requests the engine leaves to the eager rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.engine.buckets import top_bucket
+from pipeline.request import Request
+from pipeline.state import State
+
+MOST_TOP = 1024
+"""The most log-probabilities a row that `gpu.top_logprobs` gives on a device."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a round does beside drafting and verifying; another set of them is another graph.
+
+    Attributes:
+        masks: Supports are captured.
+        top: So many of the largest log-probabilities a row; 0: none.
+        adjusts: Logits are changed before sampling.
+        draws: Drafts of sampled requests are drawn, not chosen.
+        threshold_single, threshold_acc: Acceptance thresholds.
+    """
+
+    masks: bool = False
+    top: int = 0
+    adjusts: bool = False
+    draws: bool = False
+    threshold_single: float = 1.0
+    threshold_acc: float = 1.0
+
+    @classmethod
+    def of(cls, state: State, requests: Iterable[Request]) -> Features:
+        """The parts that these requests need."""
+        requests = list(requests)
+        params = [request.params for request in requests]
+        proposal = state.options.proposal
+        draws = state.draft is not None and (
+            proposal == "sample" or (proposal == "auto" and getattr(state.draft, "draws_by_default", False))
+        )
+        return cls(
+            masks=any(p.keeps_supports for p in params),
+            top=top_bucket(max((p.top_logprobs for p in params), default=0)),
+            adjusts=any(r.params.adjusts or r.num_generated < r.params.min_new_tokens for r in requests),
+            draws=draws and not all(p.greedy for p in params),
+            threshold_single=state.threshold_single,
+            threshold_acc=state.threshold_acc,
+        )
+
+    def first(self) -> Features:
+        """The same for a round of first tokens, which has no drafts."""
+        return Features(self.masks, self.top, self.adjusts, False, self.threshold_single, self.threshold_acc)
+
+
+def why_eager(state: State, requests: Iterable[Request]) -> str | None:
+    """Why a batch of these requests runs in eager rounds, or None: what only the host can do between rounds."""
+    if state.options.draft_lengths is not None:
+        return f"draft_lengths={state.options.draft_lengths!r} looks at every round's confidences on the host"
+    if state.draft is not None and not getattr(state.draft, "captured", False):
+        return f"the draft method {state.draft.method!r} doesn't say that it can be captured"
+    for request in requests:
+        reason = _why_host(request.params)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _why_host(params: Any) -> str | None:
+    if params.logits_processors:
+        return "logits_processors are Python"
+    if params.grammar is not None:
+        return "a grammar follows every row on the host"
+    if params.record is not None:
+        return f"record={params.record!r} keeps the weights of every round"
+    if params.top_logprobs > MOST_TOP:
+        return f"top_logprobs={params.top_logprobs} is more than {MOST_TOP}"
+    return None

@@ -1,0 +1,64 @@
+"""CUDA graphs of rounds: captured at the second use of a shape, the least used given up beyond a bound."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+MOST_GRAPHS = 48
+"""Graphs that are kept. Their memory is one pool: rounds run one after another."""
+
+
+class Graphs:
+    """Runs device work by key: plainly the first time, which compiles and allocates, as a graph from the second on.
+
+    Args:
+        most: Graphs kept.
+    """
+
+    def __init__(self, most: int = MOST_GRAPHS):
+        self.most = most
+        self.num_captured = 0
+        self._graphs: OrderedDict[Hashable, Any] = OrderedDict()
+        self._seen: set[Hashable] = set()
+        self._pool: Any = None
+
+    def run(self, key: Hashable, body: Callable[[], None]) -> None:
+        """Queue the work on torch's current stream, which must not be the default one.
+
+        body: the same device work at every call with this key, on the same memory, with no synchronisation.
+        """
+        graph = self._graphs.get(key)
+        if graph is None:
+            if key not in self._seen:
+                body()
+                self._seen.add(key)
+                return
+            graph = self._capture(body)
+            self._graphs[key] = graph
+            if len(self._graphs) > self.most:
+                torch.cuda.current_stream().synchronize()  # it may be running
+                dropped, _ = self._graphs.popitem(last=False)
+                self._seen.discard(dropped)
+        self._graphs.move_to_end(key)
+        graph.replay()
+
+    def clear(self) -> None:
+        """Give all up, with their memory."""
+        torch.cuda.current_stream().synchronize()
+        self._graphs.clear()
+        self._seen.clear()
+        self._pool = None
+
+    def _capture(self, body: Callable[[], None]) -> Any:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            body()
+        self.num_captured += 1
+        return graph

@@ -1,0 +1,222 @@
+"""The device work of a round, from the draft's forward to where the next round starts. Nothing in it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import gpu
+from pipeline.engine.adjusting import Adjusting
+from pipeline.engine.arrays import array_of
+from pipeline.engine.features import Features
+from pipeline.engine.graphs import Graphs
+from pipeline.engine.outbox import DeviceOutbox, HostOutbox, Outbox, Results
+from pipeline.engine.slots import Slots
+from pipeline.stages.verify import WORKING_SUPPORT
+from pipeline.state import State
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What makes two rounds the same graph.
+
+    Attributes:
+        phase: `gpu.FIRST`: the first tokens, from the logits of prefills; `gpu.DECODING`: a block a slot.
+        batch: Slots 0..batch-1.
+        kv_length: Keys that are read; 0 for first tokens.
+        features: The parts in use.
+    """
+
+    phase: int
+    batch: int
+    kv_length: int
+    features: Features
+
+
+@dataclass
+class _Workspace:
+    """The memory of rounds of one phase, batch and set of records."""
+
+    drafts: torch.Tensor  # int32 [B, W - 1]
+    no_drafts: torch.Tensor  # int32 [B]: zeros
+    accept: torch.Tensor  # float64 [B, W]
+    draw: torch.Tensor
+    propose: torch.Tensor  # float64 [B, W - 1]
+    rows: torch.Tensor  # int64 [B * W]: 0, 1, ...
+    outbox: Outbox
+    committed: tuple[torch.Tensor, torch.Tensor] | None  # the outbox's tokens and their numbers, where it has memory
+    support: Any = None
+    next_place: int = 0
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A round on its way."""
+
+    outbox: Outbox
+    place: int
+
+    def receive(self) -> Results:
+        """Its results; waits for them, and for no later round."""
+        return self.outbox.receive(self.place)
+
+
+@dataclass
+class Rounds:
+    """Launches rounds over the slots of one pipeline.
+
+    Attributes:
+        state: The pipeline's.
+        slots: Where they stand.
+        first_logits: [S, 1, V]: what each slot's first token is drawn from.
+        graphs: None: every round is launched piece by piece.
+        adjusting: Made when the first request needs it.
+    """
+
+    state: State
+    slots: Slots
+    first_logits: torch.Tensor
+    graphs: Graphs | None
+    adjusting: Adjusting | None = None
+    _workspaces: dict[Any, _Workspace] = field(default_factory=dict)
+
+    def launch(self, shape: Shape) -> Ticket:
+        """Queue a round and its way to the host."""
+        workspace = self._workspace(shape)
+        if self.graphs is None:
+            self._body(shape, workspace)
+        else:
+            self.graphs.run(shape, lambda: self._body(shape, workspace))
+        place, workspace.next_place = workspace.next_place, 1 - workspace.next_place
+        workspace.outbox.send(place)
+        return Ticket(workspace.outbox, place)
+
+    def make_adjusting(self) -> None:
+        """Have memory for rounds that adjust."""
+        if self.adjusting is None:
+            with torch.inference_mode(False):
+                self.adjusting = Adjusting(self.slots.num_slots, self.state.target.vocab_size, self.slots.device)
+
+    def _body(self, shape: Shape, workspace: _Workspace) -> None:
+        if shape.phase == gpu.FIRST:
+            self._settle(shape, workspace, self.first_logits[: shape.batch], None)
+        else:
+            logits, probs = self._forward(shape, workspace)
+            self._settle(shape, workspace, logits, probs)
+
+    def _forward(self, shape: Shape, workspace: _Workspace) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The draft's proposal and the target over it: logits [B, W, V], the drafts' laws float32 [B, W - 1, V]."""
+        state, batch = self.state, shape.batch
+        anchors, starts = self.slots.anchors(batch), self.slots.starts(batch)
+        ids, probs = anchors[:, None], None
+        if state.draft is not None:
+            drafted = state.draft.propose(
+                anchors, starts, state.draft_cache, kv_length=shape.kv_length, **self._draws(shape, workspace)
+            )
+            workspace.drafts.copy_(drafted.tokens)
+            ids = torch.cat((ids, drafted.tokens), dim=1)
+            if drafted.law is not None:
+                probs = drafted.law.dense(state.target.vocab_size).contiguous()
+        positions = starts[:, None] + torch.arange(ids.shape[1], device=starts.device)
+        state.tap()
+        output = state.target.forward(
+            ids, positions, state.target_cache, kv_length=shape.kv_length, compiled=state.options.compile
+        )
+        if state.draft is not None:
+            state.draft.extend(output.features, positions, state.draft_cache, kv_length=shape.kv_length)
+        return output.logits.contiguous(), probs
+
+    def _draws(self, shape: Shape, workspace: _Workspace) -> dict[str, torch.Tensor]:
+        if not shape.features.draws:
+            return {}
+        # A coin for each draft of each round, as in `pipeline.stages.draft`.
+        num_drafts = workspace.propose.shape[1]
+        positions = self.slots.generated(shape.batch) * num_drafts
+        seeds = array_of(self.slots.seeds(shape.batch)).view("uint64")
+        gpu.uniforms(seeds, array_of(positions), num_drafts, gpu.PROPOSAL, out=array_of(workspace.propose))
+        return {"temperatures": self.slots.draft_temperatures(shape.batch), "uniforms": workspace.propose}
+
+    def _settle(self, shape: Shape, workspace: _Workspace, logits: torch.Tensor, probs: torch.Tensor | None) -> None:
+        """Adjust, verify, capture and move on."""
+        state, slots, features, outbox = self.state, self.slots, shape.features, workspace.outbox
+        batch, width, vocabulary = logits.shape
+        live = None
+        if features.adjusts:
+            assert self.adjusting is not None
+            live = slots.phases(batch) == shape.phase  # before they move on
+            logits = self.adjusting.apply(logits, workspace.drafts.long(), slots.generated(batch))
+        seeds, positions = array_of(slots.seeds(batch)).view("uint64"), array_of(slots.generated(batch))
+        accept, draw = array_of(workspace.accept), array_of(workspace.draw)
+        gpu.uniforms(seeds, positions, width, gpu.ACCEPT, out=accept)
+        gpu.uniforms(seeds, positions, width, gpu.DRAW, out=draw)
+        array = array_of(logits)
+        policy = slots.policy(batch, width)
+        support = gpu.select_support(
+            array.reshape(batch * width, vocabulary),
+            *map(array_of, policy),
+            filter_order=state.options.filter_order,
+            capacity=min(vocabulary, state.options.max_support if features.masks else WORKING_SUPPORT),
+            out=workspace.support,
+        )
+        if slots.device.type != "cpu":
+            workspace.support = support
+        num_drafts = workspace.no_drafts if shape.phase == gpu.FIRST else slots.num_drafts(batch)
+        tested = (
+            array, support, array_of(workspace.drafts), array_of(num_drafts), accept, draw,
+        )  # fmt: skip
+        law = None if probs is None else array_of(probs)
+        capture = None
+        if features.masks:
+            out = None if outbox.verdict is None or outbox.capture is None else (outbox.verdict, outbox.capture)
+            verdict, capture = gpu.verify_and_capture(
+                *tested, array_of(slots.wanted(batch)), state.options.max_support, law, out=out
+            )
+        else:
+            verdict = gpu.verify_chain(
+                *tested,
+                law,
+                threshold_single=features.threshold_single,
+                threshold_acc=features.threshold_acc,
+                out=outbox.verdict,
+            )
+        top = None
+        if features.top:
+            rows = array_of(workspace.rows)
+            top = gpu.top_logprobs(array, support, features.top, rows, out=outbox.top)
+        if live is not None:
+            assert self.adjusting is not None
+            self.adjusting.count(*(workspace.committed or _committed(verdict)), live)
+        gpu.advance(slots.progress(batch), verdict, shape.phase, slots.width - 1)
+        outbox.keep(verdict, capture, top)
+
+    def _workspace(self, shape: Shape) -> _Workspace:
+        features = shape.features
+        key = shape.phase, shape.batch, features.masks, features.top
+        if key not in self._workspaces:
+            self._workspaces[key] = self._make_workspace(shape)
+        return self._workspaces[key]
+
+    def _make_workspace(self, shape: Shape) -> _Workspace:
+        batch, width, device = shape.batch, 1 if shape.phase == gpu.FIRST else self.slots.width, self.slots.device
+        masks, top = shape.features.masks, shape.features.top
+        room = batch * width * min(self.state.options.max_support, self.state.target.vocab_size)
+        outbox: Outbox = HostOutbox() if device.type == "cpu" else DeviceOutbox(batch, width, room, top, masks)
+        # Outside inference mode, so that any mode may write to them.
+        with torch.inference_mode(False):
+            return _Workspace(
+                drafts=torch.zeros(batch, width - 1, dtype=torch.int32, device=device),
+                no_drafts=torch.zeros(batch, dtype=torch.int32, device=device),
+                accept=torch.zeros(batch, width, dtype=torch.float64, device=device),
+                draw=torch.zeros(batch, width, dtype=torch.float64, device=device),
+                propose=torch.zeros(batch, width - 1, dtype=torch.float64, device=device),
+                rows=torch.arange(batch * width, device=device),
+                outbox=outbox,
+                committed=None if outbox.verdict is None else _committed(outbox.verdict),
+            )
+
+
+def _committed(verdict: gpu.Verdict) -> tuple[torch.Tensor, torch.Tensor]:
+    """The memory of a verdict's tokens and num_committed as tensors."""
+    return torch.from_dlpack(verdict.tokens), torch.from_dlpack(verdict.num_committed)

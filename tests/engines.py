@@ -1,0 +1,84 @@
+"""Pairs on a device, workloads and comparisons for tests of the engine."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from model_loaders import load_draft, load_target
+from pipeline import SamplingParams, SpeculativePipeline
+from tests import pipes, tiny_drafts
+
+PROMPTS = [
+    [(7 * i + 3 * j + i * j) % 300 for j in range(n)] for i, n in enumerate((3, 17, 5, 40, 9, 2, 11, 26), start=1)
+]
+WIDE = {"top_k": 40, "top_p": 0.95}
+MIXED = [
+    SamplingParams(temperature=0, seed=2, max_new_tokens=20, ignore_eos=True),
+    SamplingParams(seed=3, n=3, max_new_tokens=30, return_sampling_mask=True, sampling_logprobs="support", **WIDE),
+    SamplingParams(seed=4, top_p=0.9, max_new_tokens=12, top_logprobs=5),
+    SamplingParams(
+        seed=5, top_k=40, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, max_new_tokens=25,
+        return_sampling_mask=True,
+    ),
+    SamplingParams(seed=6, min_new_tokens=10, max_new_tokens=40, logit_bias={3: 4.0, 258: 5.0}),
+    SamplingParams(seed=7, max_new_tokens=1, top_logprobs=2),
+    SamplingParams(seed=8, max_new_tokens=60, min_p=0.02),
+    SamplingParams(seed=9, max_new_tokens=50, stop=["a", "b"], **WIDE),
+]  # fmt: skip
+
+
+@functools.cache
+def target(device="cpu"):
+    """The tiny random target in float32."""
+    return pipes.target() if device == "cpu" else load_target(pipes.target_folder(), device=device, dtype="float32")
+
+
+@functools.cache
+def draft(kind, device="cpu"):
+    """None for "ordinary", the tiny DFlash draft for "dflash", else one of `tiny_drafts.KINDS`."""
+    if kind == "ordinary":
+        return None
+    if kind == "dflash":
+        return load_draft(str(pipes.draft_folder()), target(device))
+    folder = tiny_drafts.write(
+        f"{pipes.FOLDER.name}/engine-{kind}", kind, pipes.target(), block_size=4, layer_ids=(0, 1), seed=1
+    )
+    return load_draft(folder, target(device))
+
+
+def pipe(kind="dflash", engine="overlapped", device="cpu", **options):
+    """A fresh pipeline."""
+    options = {"max_batch": 4, "max_length": 128} | options
+    return SpeculativePipeline(target(device), draft(kind, device), engine=engine, **options)
+
+
+def assert_same(got, want):
+    """The same rollouts, bit for bit."""
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist(), (one.error, other.error)
+        for name in ("text", "finish_reason", "error", "num_rounds", "seed", "sample_index"):
+            assert getattr(one, name) == getattr(other, name), name
+        assert one.num_accepted.tolist() == other.num_accepted.tolist()
+        for name in ("logprobs", "sampling_mask", "top_logprobs"):
+            a, b = getattr(one, name), getattr(other, name)
+            assert (a is None) == (b is None), name
+            parts = ("token_ids", "offsets", "logprobs") if name == "sampling_mask" else ("ids", "values")
+            for part in parts if name != "logprobs" and a is not None else ():
+                np.testing.assert_array_equal(getattr(a, part), getattr(b, part), err_msg=f"{name}.{part}")
+            if name == "logprobs" and a is not None:
+                np.testing.assert_array_equal(a, b)
+
+
+def assert_close(got, want):
+    """The same tokens; numbers as equal as another order of a matrix product leaves them."""
+    for one, other in zip(got, want, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist(), (one.error, other.error)
+        assert one.finish_reason == other.finish_reason
+        if one.logprobs is not None:
+            np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-3)
+        if one.sampling_mask is not None:
+            np.testing.assert_array_equal(one.sampling_mask.offsets, other.sampling_mask.offsets)
+            np.testing.assert_array_equal(one.sampling_mask.token_ids, other.sampling_mask.token_ids)

@@ -1,0 +1,113 @@
+"""The engine on a CUDA device: graphs against the same rounds launched piece by piece, and against eager ones."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline import SamplingParams
+from tests import engines
+from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same
+from tests.test_engine import KINDS, spoilt_token
+
+pytestmark = pytest.mark.gpu
+SAMPLED = SamplingParams(seed=11, max_new_tokens=24, ignore_eos=True, **WIDE)
+
+
+def pipe(kind="dflash", engine="graphs", **options):
+    return engines.pipe(kind, engine, "cuda", **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_are_the_rounds_they_were_captured_from(kind):
+    """Bit for bit, in a batch that refills, shrinks, ends in every way and uses every part of a round."""
+    graphs = pipe(kind, max_batch=3)
+    for _ in range(2):
+        got = graphs.generate(PROMPTS, MIXED)
+        assert_same(got, pipe(kind, "overlapped", max_batch=3).generate(PROMPTS, MIXED))
+    assert graphs._engine.rounds.graphs.num_captured > 3
+    assert_close(got, pipe(kind, "eager", max_batch=3).generate(PROMPTS, MIXED))
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "dspark vanilla"])
+def test_a_device_gives_what_the_host_gives(kind):
+    """The models' float32 sums differ in their last bits, the sampling in none."""
+    assert_close(pipe(kind).generate(PROMPTS, MIXED), engines.pipe(kind, "eager").generate(PROMPTS, MIXED))
+
+
+def test_recording_changes_nothing():
+    policies = [replace(SAMPLED, seed=i, max_new_tokens=60) for i in range(len(PROMPTS))]
+    masked = [replace(p, return_sampling_mask=True, sampling_logprobs="support", top_logprobs=3) for p in policies]
+    graphs = pipe()
+    for one, other in zip(graphs.generate(PROMPTS, policies), graphs.generate(PROMPTS, masked), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+        mask = other.sampling_mask
+        assert len(mask) == len(other.token_ids)
+        assert all(token in row for row, token in zip(mask, other.token_ids, strict=True))
+        sums = np.add.reduceat(np.exp(mask.logprobs.astype(np.float64)), mask.offsets[:-1])
+        np.testing.assert_allclose(sums, 1, atol=1e-5)
+
+
+def test_requests_that_fail_and_their_neighbours():
+    params = [replace(SAMPLED, seed=i, return_sampling_mask=i != 2) for i in range(8)]
+    params[1] = replace(params[1], top_k=300, top_p=1.0)
+    results = []
+    for engine in ("graphs", "overlapped", "eager"):
+        own = pipe(engine=engine, max_batch=3, max_support=60)
+        with spoilt_token(own.state.target, 299), pytest.warns(UserWarning, match="2 of 8"):
+            results.append(own.generate([[5, 299, 6] if i == 4 else p for i, p in enumerate(PROMPTS)], params))
+    assert "OVERFLOW" in results[0][1].error
+    assert "INVALID" in results[0][4].error
+    assert_same(results[0], results[1])
+    assert_close(results[0], results[2])
+
+
+def test_graphs_that_are_given_up_are_captured_again():
+    policies = [replace(SAMPLED, seed=i, max_new_tokens=70 if i % 2 else 5) for i in range(8)]
+    few = pipe(max_batch=4)
+    few._engine.rounds.graphs.most = 1
+    want = pipe(engine="overlapped", max_batch=4).generate(PROMPTS, policies)
+    for _ in range(3):
+        assert_same(few.generate(PROMPTS, policies), want)
+    assert len(few._engine.rounds.graphs._graphs) == 1
+
+
+def test_new_weights_reach_captured_graphs():
+    graphs = pipe()
+    graphs.generate(PROMPTS, SAMPLED)
+    before = graphs.generate(PROMPTS, SAMPLED)
+    target = graphs.state.target
+    old = {name: weight.detach().clone() for name, weight in target.model.named_parameters()}
+    captured = graphs._engine.rounds.graphs.num_captured
+    try:
+        graphs.update_target_weights({name: weight * 1.5 for name, weight in old.items() if "mlp" in name})
+        after = graphs.generate(PROMPTS, SAMPLED)
+        assert graphs._engine.rounds.graphs.num_captured == captured
+        assert [r.token_ids.tolist() for r in after] != [r.token_ids.tolist() for r in before]
+        assert_same(after, pipe(engine="overlapped").generate(PROMPTS, SAMPLED))
+    finally:
+        graphs.update_target_weights(old)
+    assert_same(graphs.generate(PROMPTS, SAMPLED), before)
+
+
+def test_nothing_in_a_round_waits():
+    """torch raises at whatever would synchronise while rounds are launched; CuPy's part is in the graph tests."""
+    own = pipe("dspark vanilla", "overlapped")
+    own.generate(PROMPTS, MIXED)
+    launch = own._engine.rounds.launch
+
+    def watched(shape):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(shape)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    own._engine.rounds.launch = watched
+    own.generate(PROMPTS, MIXED)
+
+
+def test_the_default_is_graphs():
+    assert pipe(engine="auto")._engine.rounds.graphs is not None
