@@ -10,7 +10,8 @@ CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\(1[23]\).*/
 PINS := -c constraints.txt $(if $(CUDA),,-c constraints-ptx.txt)
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint unit test-ray test-gpu fuzz fuzz-gpu soak bench bench-kernels bench-replay bench-acceptance clean
+.PHONY: demo test lint unit test-ray test-gpu fuzz fuzz-gpu soak clean
+.PHONY: bench bench-kernels bench-engine bench-replay bench-acceptance
 
 demo: $(STAMP)
 	$(PY) -m pipeline.demo
@@ -50,6 +51,10 @@ bench: $(STAMP)
 
 bench-kernels: $(STAMP)
 	$(PY) -m benchmarks.kernels
+
+# Needs a CUDA device.
+bench-engine: $(STAMP)
+	$(PY) -m benchmarks.engine
 
 # Needs about 12 GB of memory.
 bench-replay: $(STAMP)
