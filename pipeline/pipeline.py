@@ -38,6 +38,7 @@ from model_loaders import load_draft, load_target
 from pipeline import stages as library
 from pipeline.contract import Capabilities, check_request, check_thresholds
 from pipeline.engine import make_engine
+from pipeline.engine.buckets import KV_STEP
 from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.compiler import Compiler
@@ -81,8 +82,9 @@ class SpeculativePipeline:
 
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
         checked = Options.checked(options).within(target, draft)
-        # A block is written to the cache whole, so its last rows may lie beyond max_length.
+        # A block is written to the cache whole, so its last rows may lie beyond max_length; in whole blocks of keys.
         room = checked.max_length + (1 if draft is None else 1 + draft.num_drafts)
+        room += -room % KV_STEP
         checked = fit_device(checked, target, draft, room)
         self.state = State(
             target=target,
