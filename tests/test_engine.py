@@ -412,6 +412,47 @@ def test_what_needs_the_host_is_refused_an_engine_and_given_none_by_default():
     assert engines.pipe("dspark vanilla", "auto", draft_lengths=scheduled)._engine is None
 
 
+@pytest.mark.parametrize("kind", ["ordinary", "dflash"])
+def test_memory_that_runs_out_costs_slots_and_no_request(kind):
+    """Rounds over more than two slots don't fit: the batch shrinks, whoever was in it starts again, same rollouts."""
+    want = run_through(engines.pipe(kind, "eager", max_batch=8), MIXED)
+    pipe = engines.pipe(kind, max_batch=8)
+    launch, refused = pipe._engine.rounds.launch, []
+
+    def scarce(shape):
+        if shape.batch > 2:
+            refused.append(shape)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(shape)
+
+    pipe._engine.rounds.launch = scarce
+    assert_same(run_through(pipe, MIXED), want)
+    assert refused
+    assert pipe.state.slot_limit.limit <= 3
+
+
+def test_a_fault_of_one_request_is_contained():
+    """A launch that fails with one request in it ends that request, the others go on."""
+    pipe = engines.pipe(max_batch=4)
+    launch = pipe._engine.rounds.launch
+
+    def broken(shape):
+        if any(r.prompt.ticket == 2 for r in pipe.state.running):
+            raise RuntimeError("a bad row")
+        return launch(shape)
+
+    pipe._engine.rounds.launch = broken
+    for prompt in PROMPTS[:5]:
+        pipe.submit(prompt, SAMPLED)
+    found = []
+    while pipe.has_work:
+        found += pipe.step(contain=True).rollouts
+    want = engines.pipe(engine="eager").generate(PROMPTS[:5], SAMPLED)
+    found = sorted(found, key=lambda r: r.prompt_index)
+    assert "a stage failed: RuntimeError: a bad row" in found[2].error
+    assert_same([r for r in found if r.ok], [r for i, r in enumerate(want) if i != 2])
+
+
 def test_as_many_slots_as_memory_holds():
     options = Options(max_batch=8, max_length=100)
     assert fitting(options, 10_000, 1000) == options
