@@ -16,6 +16,9 @@ record of `pipeline.records`:
 
 The block of a prefill and the block of a round both go through 5 to 10: the first token is verified and recorded like
 any other.
+
+On CUDA `pipeline.engine` does 2 to 8 in one piece on the device, a round ahead of the host, as long as nobody needs the
+records in between: no observer, no stage in a stage's place, no request whose policy is Python.
 """
 
 from __future__ import annotations
@@ -207,6 +210,9 @@ class SpeculativePipeline:
 
     def step(self, *, contain: bool = False) -> Round:
         """Run one round: admit and prefill, then draft, forward and settle. Returns all its records.
+
+        With an engine (`capabilities.captured`, or the option `engine`) it launches a round, and returns what the ones
+        before came to; build the pipeline with ``engine="eager"``, or observe a stage, for the records in between.
 
         A round is whole or hasn't happened: an exception (an observer's, a stage's, Ctrl-C) leaves every request where
         it was before, and the next call runs the round again.
