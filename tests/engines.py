@@ -8,6 +8,8 @@ import numpy as np
 
 from model_loaders import load_draft, load_target
 from pipeline import SamplingParams, SpeculativePipeline
+from pipeline.testing.records import TOLERANCE, check_alignment
+from pipeline.testing.reference import next_logits, policy
 from tests import pipes, tiny_drafts
 
 PROMPTS = [
@@ -30,28 +32,54 @@ MIXED = [
 
 
 @functools.cache
-def target(device="cpu"):
+def target(device="cpu", vocab_size=320):
     """The tiny random target in float32."""
-    return pipes.target() if device == "cpu" else load_target(pipes.target_folder(), device=device, dtype="float32")
+    if device == "cpu":
+        return pipes.target(vocab_size)
+    return load_target(pipes.target_folder(vocab_size), device=device, dtype="float32")
 
 
 @functools.cache
-def draft(kind, device="cpu"):
+def draft(kind, device="cpu", vocab_size=320):
     """None for "ordinary", the tiny DFlash draft for "dflash", else one of `tiny_drafts.KINDS`."""
     if kind == "ordinary":
         return None
     if kind == "dflash":
-        return load_draft(str(pipes.draft_folder()), target(device))
-    folder = tiny_drafts.write(
-        f"{pipes.FOLDER.name}/engine-{kind}", kind, pipes.target(), block_size=4, layer_ids=(0, 1), seed=1
-    )
-    return load_draft(folder, target(device))
+        return load_draft(str(pipes.draft_folder(vocab_size)), target(device, vocab_size))
+    like = pipes.target(vocab_size)
+    folder = f"{pipes.FOLDER.name}/engine-{kind}-{vocab_size}"
+    layer_ids = tuple(range(like.num_layers - 1))
+    tiny_drafts.write(folder, kind, like, block_size=4, layer_ids=layer_ids, seed=1)
+    return load_draft(folder, target(device, vocab_size))
 
 
-def pipe(kind="dflash", engine="overlapped", device="cpu", **options):
+def pipe(kind="dflash", engine="overlapped", device="cpu", vocab_size=320, **options):
     """A fresh pipeline."""
     options = {"max_batch": 4, "max_length": 128} | options
-    return SpeculativePipeline(target(device), draft(kind, device), engine=engine, **options)
+    return SpeculativePipeline(target(device, vocab_size), draft(kind, device, vocab_size), engine=engine, **options)
+
+
+def check_supports(own, prompts, params):
+    """Every support and log-probability of a pipeline's rollouts against the policy of a forward without a cache.
+
+    Returns the rows that were compared.
+    """
+    compared = 0
+    for rollout in own.generate(prompts, params):
+        check_alignment(rollout)
+        tokens = [*rollout.prompt_token_ids.tolist(), *rollout.token_ids.tolist()]
+        first = len(rollout.prompt_token_ids)
+        for i, support in enumerate(rollout.sampling_mask):
+            [logits] = next_logits(own.state.target, [tokens[: first + i]])
+            probs, close = policy(logits, params, own.state.options.filter_order)
+            if close:
+                continue
+            wanted = np.flatnonzero(probs)
+            assert support.tolist() == wanted.tolist()
+            logprobs = rollout.sampling_mask.row_logprobs(i).astype(np.float64)
+            assert np.abs(np.exp(logprobs) - probs[wanted]).sum() < TOLERANCE
+            compared += 1
+    return compared
 
 
 def assert_same(got, want):

@@ -18,6 +18,7 @@ from pipeline.engine.memory import fitting, slot_bytes
 from pipeline.lengths import ConfidenceThreshold
 from pipeline.ngram import NgramProposer
 from pipeline.state import Options
+from pipeline.testing.law import check_law
 from tests import engines, pipes
 from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same
 
@@ -78,6 +79,34 @@ def test_recording_changes_nothing():
         assert one.token_ids.tolist() == other.token_ids.tolist()
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
         assert len(other.sampling_mask) == len(other.token_ids)
+
+
+LAWS = {
+    "unfiltered": SamplingParams(temperature=1.3, seed=20260),
+    "filtered": SamplingParams(temperature=0.9, top_k=6, top_p=0.9, min_p=0.05, seed=20260),
+}
+
+
+@pytest.mark.parametrize("policy", LAWS)
+@pytest.mark.parametrize(
+    ("kind", "proposal"), [("ordinary", "auto"), ("dflash", "argmax"), ("dspark vanilla", "sample")]
+)
+def test_the_law(kind, proposal, policy):
+    """Against the enumeration; each of the six refuses what keeps the law with a chance of 1e-4."""
+    options = {"vocab_size": 10, "max_batch": 256, "max_length": 16, "proposal": proposal}
+    check_law(engines.pipe(kind, **options), LAWS[policy], prompt=[4, 7, 5], samples=4000, length=2)
+
+
+def test_supports_are_those_of_the_policy():
+    params = SamplingParams(
+        temperature=1.1, top_k=6, top_p=0.9, seed=7, max_new_tokens=24, ignore_eos=True, return_sampling_mask=True,
+        sampling_logprobs="support",
+    )  # fmt: skip
+    for kind in ("ordinary", "dflash", "dspark vanilla"):
+        assert (
+            engines.check_supports(engines.pipe(kind, vocab_size=10, max_batch=2), [[4, 7, 5], [1, 2], [3]], params)
+            > 60
+        )
 
 
 def test_thresholds_reach_the_rounds():

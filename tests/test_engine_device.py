@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from pipeline import SamplingParams
+from pipeline.testing.law import check_law
 from tests import engines
 from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same
-from tests.test_engine import KINDS, spoilt_token
+from tests.test_engine import KINDS, LAWS, spoilt_token
 
 pytestmark = pytest.mark.gpu
 SAMPLED = SamplingParams(seed=11, max_new_tokens=24, ignore_eos=True, **WIDE)
@@ -48,6 +49,25 @@ def test_recording_changes_nothing():
         assert all(token in row for row, token in zip(mask, other.token_ids, strict=True))
         sums = np.add.reduceat(np.exp(mask.logprobs.astype(np.float64)), mask.offsets[:-1])
         np.testing.assert_allclose(sums, 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", LAWS)
+@pytest.mark.parametrize(
+    ("kind", "proposal"), [("ordinary", "auto"), ("dflash", "argmax"), ("dspark vanilla", "sample")]
+)
+def test_the_law(kind, proposal, policy):
+    """Against the enumeration; each of the six refuses what keeps the law with a chance of 1e-4."""
+    options = {"vocab_size": 10, "max_batch": 256, "max_length": 16, "proposal": proposal}
+    check_law(pipe(kind, **options), LAWS[policy], prompt=[4, 7, 5], samples=4000, length=2)
+
+
+def test_supports_are_those_of_the_policy():
+    params = SamplingParams(
+        temperature=1.1, top_k=6, top_p=0.9, seed=7, max_new_tokens=24, ignore_eos=True, return_sampling_mask=True,
+        sampling_logprobs="support",
+    )  # fmt: skip
+    for kind in ("ordinary", "dflash", "dspark vanilla"):
+        assert engines.check_supports(pipe(kind, vocab_size=10, max_batch=2), [[4, 7, 5], [1, 2], [3]], params) > 60
 
 
 def test_requests_that_fail_and_their_neighbours():
