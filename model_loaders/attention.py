@@ -127,6 +127,8 @@ def grouped_sdpa(
         is_causal = bool(is_causal) and query.shape[2] > 1
     else:
         is_causal = False
+        if attention_mask.dtype not in (torch.bool, query.dtype):  # an architecture that attends in another precision
+            attention_mask = attention_mask.to(query.dtype)
     width, heads, kv_heads = query.shape[2], query.shape[1], key.shape[1]
     masked = attention_mask is not None and attention_mask.shape[1] == 1
     if query.device.type == "cuda" and masked and _packs(width, heads, kv_heads):

@@ -35,6 +35,13 @@ def test_an_attention_sees_what_the_boolean_mask_shows(width, kv_heads):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_queries_of_another_precision():
+    query, key, value, mask = inputs(5, kv_heads=6)
+    prepared = prepared_mask(mask, 6, 6, torch.bfloat16)
+    got, _ = grouped_sdpa(torch.nn.Module(), query, key, value, prepared)
+    torch.testing.assert_close(got, grouped_sdpa(torch.nn.Module(), query, key, value, mask)[0])
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
 @pytest.mark.parametrize("width", [1, 5, 70])
 def test_a_whole_forward_as_a_gpu_runs_it(arch, width, monkeypatch):
