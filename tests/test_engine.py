@@ -155,6 +155,19 @@ def test_an_end_that_only_the_host_sees_is_cut():
     assert_same(engines.pipe("ordinary", max_batch=2).generate(PROMPTS, params), want)
 
 
+@pytest.mark.parametrize("kind", ["ordinary", "dflash"])
+def test_contexts_grow_through_several_key_lengths(kind):
+    """A round reads far enough for what the device has committed beyond what the host has read."""
+    params = [replace(SAMPLED, seed=i, max_new_tokens=n) for i, n in enumerate((230, 100, 170))]
+    options = {"max_batch": 2, "max_length": 270}
+    pipe, lengths = engines.pipe(kind, **options), set()
+    launch = pipe._engine.rounds.launch
+    pipe._engine.rounds.launch = lambda shape: lengths.add(shape.kv_length) or launch(shape)
+    got = pipe.generate(PROMPTS[3:6], params)
+    assert_same(got, engines.pipe(kind, "eager", **options).generate(PROMPTS[3:6], params))
+    assert lengths > {0, 128, 192, 256}
+
+
 def test_one_prefill_for_the_samples_of_a_prompt():
     pipe = engines.pipe(max_batch=2)
     forward, widths = pipe.state.target.forward, []
