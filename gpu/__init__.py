@@ -4,7 +4,7 @@ adjust_logits    penalties and bias, each row on its own prefix; restrict_logits
 prompt_lookup    drafts from what followed the last tokens before
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
 verify_chain     which drafts are kept, and the token after them
-capture_masks    the supports of what was committed, packed; verify_and_capture does both in one launch
+capture_masks    the supports of what was committed, packed
 run_round        filter, verification and capture of a round; on a device in two launches
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
 top_logprobs     the k most probable tokens of a row's policy
@@ -19,7 +19,7 @@ row_sums         the sum of each row of CSR entries
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
 from gpu.adjust import History, LogitBias, adjust_logits, restrict_logits
-from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks, verify_and_capture
+from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks
 from gpu.device.foreign import array_at, on_stream
 from gpu.lookup import prompt_lookup
 from gpu.progress import DECODING, FIRST, IDLE, Progress, advance
@@ -69,6 +69,5 @@ __all__ = [
     "support_log_softmax_backward",
     "top_logprobs",
     "uniforms",
-    "verify_and_capture",
     "verify_chain",
 ]

@@ -20,7 +20,6 @@ class Host:
     select_support = staticmethod(gpu.select_support)
     verify_chain = staticmethod(gpu.verify_chain)
     capture_masks = staticmethod(gpu.capture_masks)
-    verify_and_capture = staticmethod(gpu.verify_and_capture)
     run_round = staticmethod(gpu.run_round)
     support_log_softmax = staticmethod(gpu.support_log_softmax)
     support_log_softmax_backward = staticmethod(gpu.support_log_softmax_backward)
@@ -64,14 +63,8 @@ class Device:
     def capture_masks(self, *arguments, **options):
         return self._call(gpu.capture_masks, arguments, options)
 
-    def verify_and_capture(self, *arguments):
-        """Twice into the same memory: what blocks tell each other must be gone after a call."""
-        own = gpu.verify_and_capture(*map(self.to_device, arguments))
-        own = gpu.verify_and_capture(*map(self.to_device, arguments), out=own)
-        return tuple(self.to_host(record) for record in own)
-
     def run_round(self, *arguments, **options):
-        """Twice into the same memory."""
+        """Twice into the same memory: what blocks tell each other must be gone after a call."""
         names = {name: self.to_device(value) for name, value in options.items()}
         own = gpu.run_round(*map(self.to_device, arguments), **names)
         own = gpu.run_round(*map(self.to_device, arguments), **names, out=own)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from gpu import RoundBuffer, top_logprobs, verify_and_capture
+from gpu import RoundBuffer, run_round, top_logprobs
 from tests.backends import HOST, assert_same
-from tests.rounds import make_round, run_round
+from tests.rounds import make_round
+from tests.rounds import run_round as want_of
 
 
 def check_rounds(backend, relayed=False):
@@ -14,18 +15,17 @@ def check_rounds(backend, relayed=False):
     buffer, sent = RoundBuffer(4, 3, room=4 * 3 * 300, top=5, relayed=relayed), []
     for slot, round_ in enumerate((first, second)):
         up = backend.to_device
-        support = backend.select_support(round_.rows, *round_.parameters, capacity=40)
-        records = verify_and_capture(
-            up(round_.logits), up(support), up(round_.drafts), up(round_.num_drafts), *map(up, round_.coins),
-            up(round_.wanted), 200, out=buffer.out,
+        records = run_round(
+            up(round_.logits), *map(up, round_.parameters), up(round_.drafts), up(round_.num_drafts),
+            *map(up, round_.coins), up(round_.wanted), 200, capacity=40, out=(None, *buffer.out),
         )  # fmt: skip
-        assert records[1].token_ids is buffer.out[1].token_ids
+        assert records[2].token_ids is buffer.out[1].token_ids
         rows = np.arange(12)
-        top_logprobs(up(round_.logits), up(support), 5, up(rows), out=buffer.top)
+        top_logprobs(up(round_.logits), records[0], 5, up(rows), out=buffer.top)
         buffer.send(slot)
         exact = HOST.select_support(round_.rows, *round_.parameters, capacity=40)
         tops = top_logprobs(round_.logits, exact, 5, rows)
-        sent.append((run_round(HOST, round_, "top_k_first", 40, 200)[1:], tops))
+        sent.append((want_of(HOST, round_, "top_k_first", 40, 200)[1:], tops))
     for slot, (want, tops) in enumerate(sent):
         for got, expected in zip(buffer.receive(slot), want, strict=True):
             assert_same(got, expected)
@@ -39,16 +39,15 @@ def check_room(backend):
     round_.parameters[0][:], round_.parameters[1][:], round_.parameters[2][:] = 1, 0, 1
     round_.wanted[:] = True
     up = backend.to_device
-    support = backend.select_support(round_.rows, *round_.parameters, capacity=300)
     arguments = (
-        up(round_.logits), up(support), up(round_.drafts), up(round_.num_drafts), *map(up, round_.coins),
-        up(round_.wanted), 300,
+        up(round_.logits), *map(up, round_.parameters), up(round_.drafts), up(round_.num_drafts),
+        *map(up, round_.coins), up(round_.wanted), 300,
     )  # fmt: skip
-    want = run_round(HOST, round_, "top_k_first", 300, 300)[2]
+    want = want_of(HOST, round_, "top_k_first", 300, 300)[2]
     needed = int(want.offsets[-1])
     for room in (needed - 1, needed):
         buffer = RoundBuffer(4, 3, room=room, num_slots=1)
-        verify_and_capture(*arguments, out=buffer.out)
+        run_round(*arguments, capacity=300, out=(None, *buffer.out))
         buffer.send()
         if room < needed:
             with pytest.raises(ValueError, match=f"room={room}, expected at least {needed} entries"):

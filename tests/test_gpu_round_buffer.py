@@ -4,7 +4,8 @@ import pytest
 
 from tests.backends import DEVICE, HOST, assert_same
 from tests.device_round_buffer import check_room, check_rounds, check_sizes
-from tests.rounds import make_round, run_round
+from tests.rounds import make_round
+from tests.rounds import run_round as want_of
 
 pytestmark = pytest.mark.gpu
 
@@ -26,25 +27,25 @@ def test_the_copy_is_part_of_a_graph():
     import cupy
     import torch
 
-    from gpu import RoundBuffer, verify_and_capture
+    from gpu import RoundBuffer, run_round
 
     round_ = make_round(63, 4, 3, 300, "bfloat16")
     up = DEVICE.to_device
-    support = DEVICE.select_support(round_.rows, *round_.parameters, capacity=300)
     arguments = [
-        *map(up, (round_.logits, support, round_.drafts, round_.num_drafts, *round_.coins, round_.wanted)), 300
+        *map(up, (round_.logits, *round_.parameters, round_.drafts, round_.num_drafts, *round_.coins, round_.wanted)),
+        300,
     ]  # fmt: skip
     buffer, stream = RoundBuffer(4, 3, room=4 * 3 * 300), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
-        verify_and_capture(*arguments, out=buffer.out)
+        support, *_ = run_round(*arguments, capacity=300, out=(None, *buffer.out))
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            verify_and_capture(*arguments, out=buffer.out)
+            run_round(*arguments, capacity=300, out=(support, *buffer.out))
             buffer.send()
         graph.replay()
         stream.synchronize()
-    want = run_round(HOST, round_, "top_k_first", 300, 300)[1:]
+    want = want_of(HOST, round_, "top_k_first", 300, 300)[1:]
     for got, expected in zip(buffer.view(0), want, strict=True):
         assert_same(got, expected)

@@ -10,7 +10,6 @@ from functools import cache
 
 import pytest
 
-from gpu.capture.fused import fused_kernel
 from gpu.capture.kernel import capture_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support.pick import pick_kernel
@@ -33,8 +32,6 @@ KERNELS = {
         for name, other in zip(DTYPES, DTYPES[1:] + DTYPES[:1], strict=True)
     },
     **{f"capture {name}": (capture_kernel, name) for name in DTYPES},
-    "fused bfloat16": (fused_kernel, "bfloat16", None),
-    "fused float32 proposing float32": (fused_kernel, "float32", "float32"),
     "round bfloat16": (round_kernel, "bfloat16", None),
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
 }
@@ -42,7 +39,6 @@ SPILLED = {
     "pick": 450,
     "round": 450,
     "verify": 96,
-    "fused": 256,
 }  # bytes of stores and loads at the registers that the kernel allows itself
 
 
@@ -59,7 +55,7 @@ def cases(*kinds):
     return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
 
 
-@cases("scan", "pick", "verify", "capture", "fused", "round")
+@cases("scan", "pick", "verify", "capture", "round")
 def test_a_block_fits_a_multiprocessor(case):
     kernel, _, facts = compiled(case)
     assert facts.shared_bytes <= 48 * 1024
@@ -67,7 +63,7 @@ def test_a_block_fits_a_multiprocessor(case):
     assert 2 * allocated <= REGISTERS  # so that one block's latency is another's work
 
 
-@cases("scan", "pick", "verify", "capture", "fused", "round")
+@cases("scan", "pick", "verify", "capture", "round")
 def test_nothing_is_spilled(case):
     _, _, facts = compiled(case)
     assert facts.num_local == 0  # an array that the compiler can't keep in registers
@@ -90,17 +86,17 @@ def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
     assert "redux.sync.max.u32" in ptx
 
 
-@cases("pick", "verify", "capture", "fused", "round")
+@cases("pick", "verify", "capture", "round")
 def test_rows_are_read_again_wide(case):
-    wide = {"pick": 9, "verify": 6, "capture": 1, "fused": 7, "round": 24}
+    wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24}
     assert compiled(case)[2].num_16_byte_loads >= wide[case.split()[0]]
 
 
-@cases("pick", "verify", "capture", "fused", "round")
+@cases("pick", "verify", "capture", "round")
 def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
-    assert facts.num_f64 <= {"pick": 60, "verify": 190, "capture": 80, "fused": 230, "round": 290}[case.split()[0]]
+    assert facts.num_f64 <= {"pick": 60, "verify": 190, "capture": 80, "round": 290}[case.split()[0]]
     if case.startswith("pick"):
         weighing = [loop for loop in innermost_loops(ptx) if re.search(RINT, loop)]
         assert len(weighing) > 5
@@ -113,7 +109,7 @@ def test_atomics_are_32_bits_wide(case):
         assert name.endswith(("u32", "s32", "b32")), name
 
 
-@cases("pick", "verify", "capture", "fused", "round")
+@cases("pick", "verify", "capture", "round")
 def test_no_product_is_fused_into_a_sum(case):
     """Every fma is one that gpu/weights.py asks for, and no loose product reaches a sum in which it could be fused."""
     _, ptx, facts = compiled(case)

@@ -4,6 +4,5 @@ from gpu.capture.masks import capture_masks
 from gpu.capture.packing import pack_masks
 from gpu.capture.record import Capture
 from gpu.capture.round_buffer import RoundBuffer
-from gpu.capture.together import verify_and_capture
 
-__all__ = ["Capture", "RoundBuffer", "capture_masks", "pack_masks", "verify_and_capture"]
+__all__ = ["Capture", "RoundBuffer", "capture_masks", "pack_masks"]

@@ -3,22 +3,20 @@
 import numpy as np
 
 from gpu.arrays import Array, on_device
-from gpu.capture.fused import fused_kernel
 from gpu.capture.kernel import capture_kernel
 from gpu.capture.pack import Captures
 from gpu.capture.record import Capture
-from gpu.capture.request import MAX_WIDTH
 from gpu.device.launch import pointer
 from gpu.device.memory import check_device, device_logits, empty, zeros
 from gpu.support import Support, check_support
 from gpu.support.policy import rows_argument
 from gpu.verification import Verdict
-from gpu.verification.device import requests_argument, verdicts_argument, verify
+from gpu.verification.device import verdicts_argument
 
 
 def new_progress(batch: int) -> Array:
     """What the blocks of a launch tell each other: see gpu/capture/request.py."""
-    return zeros((2 * batch + 2,), np.int64)
+    return zeros((2 * batch + 1,), np.int64)
 
 
 def allocate(batch: int, width: int, room: int) -> Capture:
@@ -73,35 +71,3 @@ def capture(
         captures_argument(wanted, max_support, out),
     )  # fmt: skip
     return out
-
-
-def verify_and_capture(
-    logits: Array,
-    support: Support,
-    draft_tokens: Array,
-    num_drafts: Array,
-    accept_uniforms: Array,
-    draw_uniforms: Array,
-    wanted: Array,
-    max_support: int,
-    draft_probs: Array | None,
-    thresholds: tuple[float, float],
-    out: tuple[Verdict, Capture] | None,
-) -> tuple[Verdict, Capture]:
-    """verify_and_capture of CuPy arrays: one launch up to MAX_WIDTH rows a request, else two."""
-    batch, width = logits.shape[:2]
-    verdict, captured = out or (None, None)
-    coins = draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs
-    if width > MAX_WIDTH or batch == 0:
-        verdict = verify(logits, support, *coins, *thresholds, verdict)
-        return verdict, capture(logits, support, verdict, wanted, max_support, captured)
-    rows = device_logits(logits, 3)
-    check_device("wanted", wanted, np.bool_, (batch,))
-    verdict, requests, proposal_name = requests_argument(rows, logits, support, *coins, *thresholds, verdict)
-    captured = check_capture(captured, batch, width, batch * width * min(max_support, rows.vocabulary))
-    fused_kernel(rows.form.name, proposal_name).launch(
-        (batch,),
-        rows.argument, rows_argument(support), batch, requests, verdicts_argument(verdict),
-        captures_argument(wanted, max_support, captured),
-    )  # fmt: skip
-    return verdict, captured

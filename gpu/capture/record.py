@@ -19,4 +19,4 @@ class Capture:
     offsets: Array  # int64 [rows+1], on a device [B*W+1]: entries before each row
     token_ids: Array  # int32 [nnz], on a device [room]: ascending within a row
     logprobs: Array  # float32, likewise: under the row's policy
-    progress: Array | None = None  # int64 [2B+2], on a device: what blocks tell each other; zero between calls
+    progress: Array | None = None  # int64 [2B+1], on a device: what blocks tell each other; zero between calls

@@ -4,8 +4,8 @@ The block verifies its request, makes known how many rows and entries that packs
 it and writes its masks behind them. It makes its own known before it waits for others: whoever waits, waits for
 requests whose blocks run already.
 
-`Captures.progress`, int64 [2B + 2]: what request b packs (once known), requests begun, requests done; then, for the
-kernel that filters too, how many of a request's rows are filtered.
+`Captures.progress`, int64 [2B + 1]: what request b packs, once known; requests done; how many rows of request b are
+filtered.
 """
 
 from functools import lru_cache
@@ -153,10 +153,10 @@ def request_of(name: str, proposal_name: str | None, threads: int) -> Any:
                     np.int64(base + row_at[j]), walk_scratch,
                 )  # fmt: skip
         if i == 0:
-            shared[0] = np.int32(add_at(progress, np.int64(num_requests + 1), np.int64(1)))
+            shared[0] = np.int32(add_at(progress, np.int64(num_requests), np.int64(1)))
         cuda.syncthreads()
         if shared[0] == num_requests - 1:  # the last one: nobody looks any more
-            for j in range(i, num_requests + 2, threads):
+            for j in range(i, num_requests + 1, threads):
                 progress[j] = np.int64(0)
 
     return decide

@@ -4,7 +4,7 @@ A decoding loop works one round behind: it sends a round's results when its kern
 the round before while the device goes on.
 
     buffer = RoundBuffer(batch, width, room)
-    verify_and_capture(..., out=buffer.out)     # in a CUDA graph, if wanted, with buffer.send(slot)
+    run_round(..., out=(None, *buffer.out))     # in a CUDA graph, if wanted, with buffer.send(slot)
     buffer.send(slot)
     verdict, capture = buffer.receive(slot)     # waits for that copy only
 

@@ -22,7 +22,7 @@ def run(
     thresholds: tuple[float, float],
     wanted: Array,
     max_support: int,
-    out: tuple[Support, Verdict, Capture] | None,
+    out: tuple[Support | None, Verdict | None, Capture | None] | None,
 ) -> tuple[Support, Verdict, Capture]:
     """run_round of CuPy arrays: two launches up to MAX_WIDTH rows a request, else four."""
     rows = device_logits(logits, 3)

@@ -36,7 +36,7 @@ def round_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -
         request = np.int32(np.uint32(row) // np.uint32(logits.width))
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
-            at = np.int64(num_requests + 2 + request)
+            at = np.int64(num_requests + 1 + request)
             shared[BOX] = np.int32(take_ticket(captures.progress, at))
             if shared[BOX] == logits.width - 1:
                 captures.progress[at] = np.int64(0)

@@ -24,13 +24,13 @@ def run_round(
     capacity: int,
     threshold_single: float = 1.0,
     threshold_acc: float = 1.0,
-    out: tuple[Support, Verdict, Capture] | None = None,
+    out: tuple[Support | None, Verdict | None, Capture | None] | None = None,
 ) -> tuple[Support, Verdict, Capture]:
     """select_support of logits [B, W, V] as [B*W, V], verify_chain, and capture_masks of what that committed.
 
     Arguments and results are theirs, bit for bit. On a device it is two launches, the one read of the
-    logits and all the rest. out: what an earlier call of the same shapes returned, whose memory is used again; CuPy
-    arrays only. ValueError as theirs.
+    logits and all the rest. out: what an earlier call of the same shapes returned, whose memory is used again, None
+    where there is none yet; CuPy arrays only. ValueError as theirs.
     """
     if logits.ndim != 3:
         raise ValueError(f"logits={logits.shape}, expected [B, W, V]")

@@ -26,11 +26,10 @@ class Results:
 class Outbox(Protocol):
     """Where a round writes, and from where the host reads.
 
-    verdict, capture, top: memory for the kernels' `out`, None where they make their own.
+    records, top: memory for the kernels' `out`, None where they make their own.
     """
 
-    verdict: gpu.Verdict | None
-    capture: gpu.Capture | None
+    records: tuple[gpu.Verdict, gpu.Capture] | None
     top: tuple[Any, Any] | None
 
     def keep(self, verdict: gpu.Verdict, capture: gpu.Capture | None, top: tuple[Any, Any] | None) -> None:
@@ -49,8 +48,7 @@ class DeviceOutbox:
     def __init__(self, batch: int, width: int, room: int, top: int, masks: bool):
         self._buffer = gpu.RoundBuffer(batch, width, room if masks else 1, top=top, relayed=True)
         self._masks, self._top = masks, top
-        self.verdict: gpu.Verdict | None = self._buffer.out[0]
-        self.capture: gpu.Capture | None = self._buffer.out[1] if masks else None
+        self.records: tuple[gpu.Verdict, gpu.Capture] | None = self._buffer.out
         self.top: tuple[Any, Any] | None = self._buffer.top if top else None
 
     def keep(self, verdict: gpu.Verdict, capture: gpu.Capture | None, top: tuple[Any, Any] | None) -> None:
@@ -70,8 +68,7 @@ class DeviceOutbox:
 class HostOutbox:
     """On the CPU: the records themselves."""
 
-    verdict: gpu.Verdict | None = None
-    capture: gpu.Capture | None = None
+    records: tuple[gpu.Verdict, gpu.Capture] | None = None
     top: tuple[Any, Any] | None = None
 
     def __init__(self) -> None:

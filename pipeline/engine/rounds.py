@@ -41,6 +41,7 @@ class _Workspace:
 
     drafts: torch.Tensor  # int32 [B, W - 1]
     no_drafts: torch.Tensor  # int32 [B]: zeros
+    nobody: torch.Tensor  # bool [B]: False
     accept: torch.Tensor  # float64 [B, W]
     draw: torch.Tensor
     propose: torch.Tensor  # float64 [B, W - 1]
@@ -152,35 +153,29 @@ class Rounds:
         gpu.uniforms(seeds, positions, width, gpu.ACCEPT, out=accept)
         gpu.uniforms(seeds, positions, width, gpu.DRAW, out=draw)
         array = array_of(logits)
-        policy = slots.policy(batch, width)
-        support = gpu.select_support(
-            array.reshape(batch * width, vocabulary),
-            *map(array_of, policy),
+        num_drafts = workspace.no_drafts if shape.phase == gpu.FIRST else slots.num_drafts(batch)
+        temperature, top_k, top_p, min_p = map(array_of, slots.policy(batch, width))
+        support, verdict, capture = gpu.run_round(
+            array,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            array_of(workspace.drafts),
+            array_of(num_drafts),
+            accept,
+            draw,
+            array_of(slots.wanted(batch) if features.masks else workspace.nobody),
+            state.options.max_support,
+            None if probs is None else array_of(probs),
             filter_order=state.options.filter_order,
             capacity=min(vocabulary, state.options.max_support if features.masks else WORKING_SUPPORT),
-            out=workspace.support,
+            threshold_single=features.threshold_single,
+            threshold_acc=features.threshold_acc,
+            out=None if outbox.records is None else (workspace.support, *outbox.records),
         )
-        if slots.device.type != "cpu":
+        if outbox.records is not None:
             workspace.support = support
-        num_drafts = workspace.no_drafts if shape.phase == gpu.FIRST else slots.num_drafts(batch)
-        tested = (
-            array, support, array_of(workspace.drafts), array_of(num_drafts), accept, draw,
-        )  # fmt: skip
-        law = None if probs is None else array_of(probs)
-        capture = None
-        if features.masks:
-            out = None if outbox.verdict is None or outbox.capture is None else (outbox.verdict, outbox.capture)
-            verdict, capture = gpu.verify_and_capture(
-                *tested, array_of(slots.wanted(batch)), state.options.max_support, law, out=out
-            )
-        else:
-            verdict = gpu.verify_chain(
-                *tested,
-                law,
-                threshold_single=features.threshold_single,
-                threshold_acc=features.threshold_acc,
-                out=outbox.verdict,
-            )
         top = None
         if features.top:
             rows = array_of(workspace.rows)
@@ -189,7 +184,7 @@ class Rounds:
             assert self.adjusting is not None
             self.adjusting.count(*(workspace.committed or _committed(verdict)), live)
         gpu.advance(slots.progress(batch), verdict, shape.phase, slots.width - 1)
-        outbox.keep(verdict, capture, top)
+        outbox.keep(verdict, capture if features.masks else None, top)
 
     def _workspace(self, shape: Shape) -> _Workspace:
         features = shape.features
@@ -208,12 +203,13 @@ class Rounds:
             return _Workspace(
                 drafts=torch.zeros(batch, width - 1, dtype=torch.int32, device=device),
                 no_drafts=torch.zeros(batch, dtype=torch.int32, device=device),
+                nobody=torch.zeros(batch, dtype=torch.bool, device=device),
                 accept=torch.zeros(batch, width, dtype=torch.float64, device=device),
                 draw=torch.zeros(batch, width, dtype=torch.float64, device=device),
                 propose=torch.zeros(batch, width - 1, dtype=torch.float64, device=device),
                 rows=torch.arange(batch * width, device=device),
                 outbox=outbox,
-                committed=None if outbox.verdict is None else _committed(outbox.verdict),
+                committed=None if outbox.records is None else _committed(outbox.records[0]),
             )
 
 

@@ -19,7 +19,6 @@ FACTORIES = (
     (support_device, "pick_kernel"),
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
-    (capture_device, "fused_kernel"),
     (rounds_device, "round_kernel"),
 )
 READERS = (support_device, verification_device, capture_device, rounds_device)
@@ -42,10 +41,6 @@ class Simulated(Device):
     def _call(self, function, arguments, options):
         with self.patched():
             return super()._call(function, arguments, options)
-
-    def verify_and_capture(self, *arguments):
-        with self.patched():
-            return super().verify_and_capture(*arguments)
 
     def run_round(self, *arguments, **options):
         with self.patched():
