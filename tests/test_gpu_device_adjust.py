@@ -8,18 +8,9 @@ from hypothesis import strategies as st
 from gpu import adjust_logits
 from gpu.adjust.kernel import adjust_kernel
 from tests import device_adjust, device_graph
+from tests.device_arrays import down, up
 from tests.ptx import analyse, compile_ptx
 from tests.strategies import fuzz
-
-
-def up(array):
-    import cupy
-
-    return cupy.asarray(array)
-
-
-def down(array):
-    return array.get()
 
 
 @pytest.mark.gpu

@@ -6,17 +6,8 @@ import pytest
 from gpu import DRAW, uniforms
 from gpu.random.device import uniforms_kernel
 from tests import device_graph, device_random
+from tests.device_arrays import down, up
 from tests.ptx import analyse, compile_ptx
-
-
-def up(array):
-    import cupy
-
-    return cupy.asarray(array)
-
-
-def down(array):
-    return array.get()
 
 
 @pytest.mark.gpu

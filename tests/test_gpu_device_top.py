@@ -8,18 +8,9 @@ from hypothesis import strategies as st
 from gpu import select_support, top_logprobs
 from gpu.top_tokens.kernel import top_kernel
 from tests import device_graph, device_top
+from tests.device_arrays import down, up
 from tests.ptx import analyse, compile_ptx
 from tests.strategies import DTYPES, cast, fuzz, landscape, row_batches
-
-
-def up(array):
-    import cupy
-
-    return cupy.asarray(array)
-
-
-def down(array):
-    return array.get()
 
 
 @pytest.mark.gpu

@@ -8,18 +8,9 @@ from hypothesis import strategies as st
 from gpu import prompt_lookup
 from gpu.lookup.kernel import lookup_kernel
 from tests import device_graph, device_lookup, naive
+from tests.device_arrays import down, up
 from tests.ptx import analyse, compile_ptx
 from tests.strategies import fuzz
-
-
-def up(array):
-    import cupy
-
-    return cupy.asarray(array)
-
-
-def down(array):
-    return array.get()
 
 
 @fuzz

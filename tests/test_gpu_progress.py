@@ -8,17 +8,8 @@ from hypothesis import strategies as st
 from gpu import DECODING, FIRST, IDLE, OK, Progress, advance
 from gpu.progress.device import advance_kernel
 from tests import device_graph, device_progress
+from tests.device_arrays import down, up
 from tests.ptx import analyse, compile_ptx
-
-
-def up(array):
-    import cupy
-
-    return cupy.asarray(array)
-
-
-def down(array):
-    return array.get()
 
 
 @settings(deadline=None)

@@ -14,6 +14,14 @@ from gpu.support import device as support_device
 from gpu.verification import device as verification_device
 from tests.backends import Device
 
+down = np.asarray
+
+
+def up(array):
+    """A NumPy array's copy on the simulated device."""
+    return array.copy().view(SimulatedArray)
+
+
 FACTORIES = (
     (support_device, "scan_kernel"),
     (support_device, "pick_kernel"),

@@ -2,20 +2,12 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 
 import gpu.adjust.restrict_device
 import gpu.lookup.device
-from gpu.device.memory import SimulatedArray
 from tests import device_lookup, device_restrict
-
-
-def up(array):
-    return array.copy().view(SimulatedArray)
-
-
-down = np.asarray
+from tests.simulator.backend import down, up
 
 
 @pytest.fixture(autouse=True)

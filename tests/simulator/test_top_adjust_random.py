@@ -2,15 +2,14 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 
 import gpu.adjust.device
 import gpu.random.device
 import gpu.support.device
 import gpu.top_tokens.device
-from gpu.device.memory import SimulatedArray
 from tests import device_adjust, device_random, device_top
+from tests.simulator.backend import down, up
 
 KERNELS = (
     (gpu.support.device, "scan_kernel"),
@@ -19,13 +18,6 @@ KERNELS = (
     (gpu.adjust.device, "adjust_kernel"),
     (gpu.random.device, "uniforms_kernel"),
 )
-
-
-def up(array):
-    return array.copy().view(SimulatedArray)
-
-
-down = np.asarray
 
 
 @pytest.fixture(autouse=True)
