@@ -154,7 +154,7 @@ def main(target, draft, work):
         seconds = time.perf_counter() - started
         print(json.dumps([name, content(whole)]), flush=True)
         if own:
-            at_any_instant(pipe, work, prompts, whole / "manifest.json", seconds, kills=25)
+            at_any_instant(pipe, work, prompts, whole / "manifest.json", seconds, kills=20)
         else:
             at_every_write(pipe, work, prompts)
 

@@ -85,8 +85,16 @@ def clean(speculative):
 # --- out of memory --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["prefill", "forward", "verify", "finish"])
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()], ids=["torch", "host"])
+@pytest.mark.parametrize(
+    ("stage", "error"),
+    [
+        ("prefill", torch.OutOfMemoryError("CUDA out of memory")),
+        ("forward", torch.OutOfMemoryError("CUDA out of memory")),
+        ("verify", MemoryError()),
+        ("finish", RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")),
+    ],
+    ids=["prefill", "forward", "verify", "finish"],
+)
 def test_out_of_memory_means_fewer_slots(speculative, clean, stage, error):
     pipe, largest = pipes.pipe(speculative), []
 
@@ -355,10 +363,12 @@ def prompts(tmp_path):
     return write(tmp_path / "prompts.jsonl", PROMPTS)
 
 
-@pytest.fixture
-def whole(tmp_path, prompts):
-    run_job(tmp_path / "whole", prompts)
-    return rollouts_of(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the job comes to where nothing happens."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_job(folder / "job", write(folder / "prompts.jsonl", PROMPTS))
+    return rollouts_of(folder / "job")
 
 
 @pytest.mark.parametrize(

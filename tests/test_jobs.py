@@ -55,7 +55,7 @@ def prompts(tmp_path):
 
 
 def test_a_killed_job_goes_on_to_the_same_end(tmp_path):
-    """SIGKILL at every event of writing, and at 25 random instants: no file, token or journal line differs."""
+    """SIGKILL at every event of writing, and at 20 random instants: no file, token or journal line differs."""
     environment = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.job_process", pipes.target_folder(320), pipes.draft_folder(320), tmp_path],
@@ -70,7 +70,7 @@ def test_a_killed_job_goes_on_to_the_same_end(tmp_path):
     for part in (cases[:split], cases[split:]):
         assert len({digest for _, digest in part}) == 1, part
     assert sum(name.startswith("event") for name, _ in cases) > 25
-    assert sum(int(name.split()[0]) for name, _ in cases if name.endswith("kills")) >= 25
+    assert sum(int(name.split()[0]) for name, _ in cases if name.endswith("kills")) >= 20
 
 
 # --- gone on with ---------------------------------------------------------------------------------------------------
