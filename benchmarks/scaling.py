@@ -16,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import queue
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,8 +113,13 @@ def in_processes(job: Job, load: Mapping[str, Any], workers: int, on_gpus: bool)
     ]
     for process in started:
         process.start()
-    for _ in job.missing:
-        entry = Entry.read(lines.get(timeout=3600))
+    while job.missing:
+        try:
+            entry = Entry.read(lines.get(timeout=5))
+        except queue.Empty:
+            if any(process.exitcode for process in started):
+                raise SystemExit("a worker ended early, expected it to make its shards: see its traceback") from None
+            continue
         assert entry is not None
         job.record(entry)
     for process in started:

@@ -237,6 +237,22 @@ def test_one_process_at_a_time(tmp_path, prompts):
     Job(tmp_path / "job", prompts, PARAMS).close()
 
 
+def test_a_job_that_another_process_began_meanwhile_is_taken_over(tmp_path, prompts, monkeypatch):
+    from pipeline.jobs import job as module
+
+    scan, folder = module.scan_prompts, tmp_path / "job"
+
+    def slow(*arguments):
+        monkeypatch.undo()
+        run(folder, prompts)  # all of it, by somebody else
+        return scan(*arguments)
+
+    monkeypatch.setattr(module, "scan_prompts", slow)
+    with Job(folder, prompts, PARAMS, shard_size=4) as job:
+        assert not job.missing
+        assert job.manifest.seed == json.loads((folder / "manifest.json").read_text())["seed"]
+
+
 def test_a_folder_with_anything_else_is_refused(tmp_path, prompts):
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "thesis.tex").touch()

@@ -62,21 +62,32 @@ class Job:
         self.prompts, self.params, self.shard_size = Path(prompts), params or SamplingParams(), shard_size
         self.folder = JobFolder(folder)
         self.manifest: Manifest | None = None
-        if self.folder.manifest.exists():
-            self.manifest = Manifest.read(self.folder.manifest)
-            self._parts = self._request_parts(file_sha256(self.prompts))
-            self.manifest.check(self._parts, os.fspath(self.folder.path))
-            self.shards = self.manifest.shards
-        else:
+        if not self._known():
             scan = scan_prompts(self.prompts, self.params, shard_size)
             self._parts, self.shards = self._request_parts(scan.sha256), scan.shards
         self.folder.lock()
+        try:
+            if self.manifest is None:
+                self._known()  # another process may have begun it, and let it go, while the prompts were scanned
+        except BaseException:
+            self.folder.release()
+            raise
         self._journal = Journal(self.folder)
         self._done: set[int] = set()
         self.summary = Summary()
         for entry in self._journal.entries(len(self.shards)):
             self._count(entry)
         self.earlier = self.summary.num_tokens
+
+    def _known(self) -> bool:
+        """Take an old job's manifest, if the folder has one, after holding it against the arguments."""
+        if not self.folder.manifest.exists():
+            return False
+        manifest = Manifest.read(self.folder.manifest)
+        self._parts = self._request_parts(file_sha256(self.prompts))
+        manifest.check(self._parts, os.fspath(self.folder.path))
+        self.manifest, self.shards = manifest, manifest.shards
+        return True
 
     def _request_parts(self, sha256: str) -> dict[str, Any]:
         return {
