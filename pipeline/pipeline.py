@@ -106,7 +106,7 @@ class SpeculativePipeline:
         self._unclaimed: deque[Rollout] = deque()
         self._to_cancel: deque[int] = deque()
         self._taken_out: list[tuple[Request, Rollout]] = []
-        self._contained = 0
+        self._contained, self._tried = 0, False
 
     @classmethod
     def from_pretrained(
@@ -225,7 +225,6 @@ class SpeculativePipeline:
                 its reason, and the others go on. It is raised all the same if `MOST_CONTAINED` requests in a row fail:
                 then the fault isn't theirs.
         """
-        tried = False
         while True:
             self._take_out_cancelled()
             go_back = self.state.save()
@@ -237,18 +236,18 @@ class SpeculativePipeline:
                 if not (scarce or contain) or self._contained >= MOST_CONTAINED:
                     self._contained = 0
                     raise
-                if tried:
+                if self._tried:
                     self._give_way(error, scarce)
                 elif scarce and torch.cuda.is_available():
                     torch.cuda.empty_cache()
-                tried = True
+                self._tried = True  # until a round comes to tokens: an engine's fails only when it is read
             except BaseException as error:
                 self._undo(go_back, error)
                 raise
             else:
                 if done.num_tokens:
                     self.state.slot_limit.succeed()
-                    self._contained = 0
+                    self._contained, self._tried = 0, False
                 taken_out, self._taken_out = self._taken_out, []
                 return replace(done, taken_out=taken_out)
 

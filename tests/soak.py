@@ -18,6 +18,7 @@ import torch
 
 from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
 from pipeline.request import Request
+from tests import pipes
 
 OVERFLOWS = 12
 """`max_support` of a soaked pipeline."""
@@ -27,16 +28,29 @@ MOST_MORE_OBJECTS = 5000
 
 
 class Faults:
-    """In the forward stage's place: now and then there is no memory, or something else goes wrong, at random."""
+    """In a stage's place: now and then there is no memory, or something else goes wrong, at random."""
 
     def __init__(self, stage, rng):
         self.stage, self.rng, self.count = stage, rng, 0
 
-    def __call__(self, state, proposal):
+    def __call__(self, state, record):
         if self.rng.random() < 0.002:
             self.count += 1
             raise self.rng.choice([torch.OutOfMemoryError("CUDA out of memory"), OSError("a hiccup")])
-        return self.stage(state, proposal)
+        return self.stage(state, record)
+
+
+def pipe_of(speculative, **options):
+    """A pipeline to soak."""
+    return pipes.pipe(speculative, 31, max_batch=16, max_length=64, max_support=OVERFLOWS, **options)
+
+
+ARMS = (
+    ("ordinary", lambda: pipe_of(False), "forward"),
+    ("dflash", lambda: pipe_of(True), "forward"),
+    ("engine", lambda: pipe_of(True, engine="graphs" if torch.cuda.is_available() else "overlapped"), "finish"),
+)
+"""What is soaked: name, pipeline, the stage that has faults."""
 
 
 def poison(ids, scores):
@@ -71,10 +85,13 @@ def request(rng, vocabulary, has_tokenizer):
     return prompt, SamplingParams(**params)
 
 
-def soak(pipe: SpeculativePipeline, num_requests: int, seed: int = 0) -> Counter[str]:
-    """Run the requests; how many samples ended how. Raises AssertionError for one that is lost, doubled or torn."""
+def soak(pipe: SpeculativePipeline, num_requests: int, seed: int = 0, faulty: str = "forward") -> Counter[str]:
+    """Run the requests; how many samples ended how. Raises AssertionError for one that is lost, doubled or torn.
+
+    faulty: the stage that has faults. An engine goes on only where it is "finish".
+    """
     rng = np.random.default_rng(seed)
-    pipe.stages["forward"] = Faults(pipe.stages["forward"], rng)
+    pipe.stages[faulty] = Faults(pipe.stages[faulty], rng)
     vocabulary, has_tokenizer = pipe.state.target.vocab_size, pipe.state.target.tokenizer is not None
     left, ends, early, others = {}, Counter(), None, _held()["requests"]
     submitted = 0
@@ -96,9 +113,10 @@ def soak(pipe: SpeculativePipeline, num_requests: int, seed: int = 0) -> Counter
         if early is None and submitted >= num_requests // 5:
             early = _held()
     assert not left, f"{len(left)} prompts never ended"
-    pipe.stages["forward"] = pipe.stages["forward"].stage
+    pipe.stages[faulty] = pipe.stages[faulty].stage
     late = _held()
-    assert late["requests"] <= others, "a request outlives its end"
+    # An engine knows the last request of every slot.
+    assert late["requests"] <= others + pipe.state.options.max_batch, "requests outlive their end"
     assert late["objects"] <= early["objects"] + MOST_MORE_OBJECTS, f"{early} became {late}"
     assert late["host"] <= early["host"] + MOST_MORE_BYTES, f"{early} became {late}"
     assert late["device"] <= early["device"], f"{early} became {late}"
@@ -131,19 +149,17 @@ def _held():
 
 
 def main():
-    from tests import pipes
-
     parser = argparse.ArgumentParser(description="Many requests of every kind; every one ends once, and nothing leaks.")
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for speculative in (False, True):
-        pipe = pipes.pipe(speculative, 31, max_batch=16, max_length=64, max_support=OVERFLOWS)
+    for name, make, faulty in ARMS:
+        pipe = make()
         started = time.perf_counter()
-        ends = soak(pipe, options.requests // 2, options.seed)
+        ends = soak(pipe, options.requests // len(ARMS), options.seed, faulty)
         seconds = time.perf_counter() - started
-        print(f"{'speculative' if speculative else 'ordinary'}: {ends.total()} samples in {seconds:.0f} s")
+        print(f"{name}: {ends.total()} samples in {seconds:.0f} s")
         for end, count in ends.most_common():
             print(f"  {count:8d} {end}")
 

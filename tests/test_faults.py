@@ -437,3 +437,28 @@ def test_a_busy_pipeline_is_refused(tmp_path, prompts):
     pipe.submit([1], PARAMS)
     with pytest.raises(InvalidRequest, match="expected an idle pipeline"):
         run_job(tmp_path / "job", prompts, pipe=pipe)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), ZeroDivisionError("four")])
+def test_faults_with_an_engine(speculative, clean, error):
+    """It launches a round before it reads the last one; what was on its way is dropped and done again."""
+    pipe, count = pipes.pipe(speculative, engine="overlapped"), []
+
+    def fault(requests):
+        count.append(1)
+        if 4 in names(requests):
+            raise error
+
+    pipe.stages["finish"] = Faulty(pipe.stages["finish"], fault)
+    assert_only_failed(finished(pipe), clean, {4}, str(error))
+    assert pipe._engine is not None
+    assert count
+
+
+def test_a_job_with_an_engine(tmp_path, prompts, whole):
+    pipe = pipes.pipe(max_batch=3, max_length=64, engine="overlapped")
+    run_job(tmp_path / "job", prompts, pipe=pipe)
+    found = rollouts_of(tmp_path / "job")
+    assert [r.token_ids.tolist() for r in found] == [r.token_ids.tolist() for r in whole]
+    with pytest.raises(InvalidRequest, match=r"options sha256=.*engine='auto', expected 'overlapped'"):
+        run_job(tmp_path / "job", prompts, pipe=pipes.pipe(max_batch=3, max_length=64))
