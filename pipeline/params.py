@@ -101,7 +101,7 @@ class SamplingParams:
     record: Literal["audit"] | None = None
 
     def __post_init__(self) -> None:
-        self._real("temperature", "a number from 0 to 1e30", lambda x: 0 <= x <= 1e30)
+        self._real("temperature", "a number from 0 to 1e30", lambda x: x >= 0 and np.float32(x) <= np.float32(1e30))
         if self.top_k is not None:
             self._integer("top_k", "an integer of at least 1, or None for no bound", 1)
         self._real("top_p", "a number above 0 and at most 1", lambda x: 0 < x <= 1)
@@ -123,7 +123,10 @@ class SamplingParams:
         if self.min_new_tokens > self.max_new_tokens:
             self._refuse("min_new_tokens", f"at most max_new_tokens={self.max_new_tokens}")
         if self.max_time is not None:
-            self._real("max_time", "a finite number of seconds above 0, or None for no limit", lambda x: x > 0)
+            seconds = _float(self.max_time)
+            if seconds is None or not 0 < seconds < math.inf:
+                self._refuse("max_time", "a finite number of seconds above 0, or None for no limit")
+            object.__setattr__(self, "max_time", seconds)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             self._refuse("stop", "a non-empty string or a sequence of non-empty strings")

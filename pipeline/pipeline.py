@@ -315,8 +315,9 @@ class SpeculativePipeline:
         """End the samples of a ticket (`submit`'s, or `request.prompt.ticket` of a record) before the next round.
 
         They come out of the next `step`, `stream` or running `generate`: with finish_reason "cancelled" and what they
-        had committed, every record cut at the same token; or, without a token yet, as an error. One that has ended
-        already stays as it is. May be called from an observer and from another thread.
+        had committed, every record cut at the same token; or, without a token yet, as an error. With an engine a round
+        that is on its way is dropped. One that has ended already stays as it is. May be called from an observer and
+        from another thread.
 
         Raises:
             InvalidRequest: No ticket of this pipeline.

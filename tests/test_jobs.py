@@ -260,6 +260,19 @@ def test_a_folder_with_anything_else_is_refused(tmp_path, prompts):
         Job(tmp_path / "job", prompts, PARAMS)
 
 
+@pytest.mark.parametrize("left", ["journal.jsonl", "rollouts-00000.parquet"])
+def test_a_folder_that_lost_its_manifest_is_no_new_job(tmp_path, prompts, left):
+    """What it holds may be of other prompts and parameters."""
+    run(tmp_path / "job", prompts)
+    for path in list((tmp_path / "job").iterdir()):
+        if path.name not in (left, ".lock"):
+            path.unlink()
+    with pytest.raises(InvalidRequest, match=f"expected manifest.json beside {left}: put it back, or begin in another"):
+        Job(tmp_path / "job", prompts, PARAMS, shard_size=4)
+    (tmp_path / "job" / left).unlink()
+    assert run(tmp_path / "job", prompts).num_rollouts == 15
+
+
 HOSTILE_MANIFESTS = {
     "not JSON": lambda held: "{",
     "a list": lambda held: [],

@@ -105,6 +105,13 @@ def test_what_was_checked_is_what_is_used():
     assert hash(params) == hash(SamplingParams(logits_processors=[len]))
 
 
+def test_bounds_are_inside():
+    """Also where the kernels' float32 is a little larger, and of what no kernel sees."""
+    assert SamplingParams(temperature=1e30).temperature == 1e30
+    for seconds in (1e-300, 1e300):
+        assert SamplingParams(max_time=seconds).max_time == seconds
+
+
 def test_numbers_of_other_kinds():
     params = SamplingParams(
         temperature=np.float32(0.5), top_k=np.int64(5), seed=torch.tensor(3), n=np.uint8(2), top_p=np.float64(0.5)

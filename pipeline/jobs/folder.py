@@ -76,6 +76,19 @@ class JobFolder:
         for left in self.path.glob(f".*{TEMPORARY}"):
             left.unlink()
 
+    def check_new(self) -> None:
+        """Hold a folder without a manifest against holding what only a manifest explains.
+
+        Raises:
+            InvalidRequest: It has a journal or shards: of which prompts and parameters, nobody knows.
+        """
+        left = sorted(path.name for path in [*self.path.glob("rollouts-*.parquet"), *self.path.glob(JOURNAL)])
+        if left:
+            raise InvalidRequest(
+                f"out={os.fspath(self.path)!r}, expected {MANIFEST} beside {', '.join(left[:3])}: put it back, or "
+                "begin in another folder"
+            )
+
     def release(self) -> None:
         """Let others have it."""
         if self._lock is not None:

@@ -67,8 +67,9 @@ class Job:
             self._parts, self.shards = self._request_parts(scan.sha256), scan.shards
         self.folder.lock()
         try:
-            if self.manifest is None:
-                self._known()  # another process may have begun it, and let it go, while the prompts were scanned
+            # Another process may have begun it, and let it go, while the prompts were scanned.
+            if self.manifest is None and not self._known():
+                self.folder.check_new()
         except BaseException:
             self.folder.release()
             raise
