@@ -26,7 +26,7 @@ def test_graphs_are_the_rounds_they_were_captured_from(kind):
     graphs = pipe(kind, max_batch=3)
     for _ in range(2):
         got = graphs.generate(PROMPTS, MIXED)
-        assert_same(got, pipe(kind, "overlapped", max_batch=3).generate(PROMPTS, MIXED))
+        assert_same(got, pipe(kind, "overlapped", max_batch=3).generate(PROMPTS, MIXED), exact=True)
     assert graphs._engine.rounds.graphs.num_captured > 3
     assert_close(got, pipe(kind, "eager", max_batch=3).generate(PROMPTS, MIXED))
 
@@ -80,7 +80,7 @@ def test_requests_that_fail_and_their_neighbours():
             results.append(own.generate([[5, 299, 6] if i == 4 else p for i, p in enumerate(PROMPTS)], params))
     assert "OVERFLOW" in results[0][1].error
     assert "INVALID" in results[0][4].error
-    assert_same(results[0], results[1])
+    assert_same(results[0], results[1], exact=True)
     assert_close(results[0], results[2])
 
 
@@ -106,10 +106,10 @@ def test_new_weights_reach_captured_graphs():
         after = graphs.generate(PROMPTS, SAMPLED)
         assert graphs._engine.rounds.graphs.num_captured == captured
         assert [r.token_ids.tolist() for r in after] != [r.token_ids.tolist() for r in before]
-        assert_same(after, pipe("ordinary", "overlapped").generate(PROMPTS, SAMPLED))
+        assert_same(after, pipe("ordinary", "overlapped").generate(PROMPTS, SAMPLED), exact=True)
     finally:
         graphs.update_target_weights(old)
-    assert_same(graphs.generate(PROMPTS, SAMPLED), before)
+    assert_same(graphs.generate(PROMPTS, SAMPLED), before, exact=True)
 
 
 def test_nothing_in_a_round_waits():
