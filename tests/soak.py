@@ -61,7 +61,7 @@ def poison(ids, scores):
 def request(rng, vocabulary, has_tokenizer):
     """A prompt and its parameters, of every kind."""
     prompt = rng.integers(0, vocabulary, rng.integers(1, 12)).tolist()
-    if rng.random() < 0.02:
+    if rng.random() < 0.04:
         prompt[-1] = vocabulary + 5
     params = {
         "max_new_tokens": int(rng.integers(1, 8)),
@@ -78,7 +78,7 @@ def request(rng, vocabulary, has_tokenizer):
         params["stop_token_ids"] = rng.integers(0, vocabulary, 3).tolist()
     if has_tokenizer and rng.random() < 0.1:
         params["stop"] = [f"w{rng.integers(4, vocabulary)}"]
-    if rng.random() < 0.02:
+    if rng.random() < 0.04:
         params["logits_processors"] = [poison]
     if rng.random() < 0.5:
         params["seed"] = int(rng.integers(1 << 63))
@@ -103,7 +103,7 @@ def soak(pipe: SpeculativePipeline, num_requests: int, seed: int = 0, faulty: st
                 left[pipe.submit(prompt, params)] = set(range(params.n))
             except InvalidRequest:
                 ends["refused"] += 1
-        if left and rng.random() < 0.02:
+        if left and rng.random() < 0.1:
             pipe.cancel(int(rng.choice(list(left))))
         for rollout in pipe.step(contain=True).rollouts:
             left[rollout.prompt_index].remove(rollout.sample_index)  # KeyError: ended twice
