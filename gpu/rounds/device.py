@@ -34,11 +34,12 @@ def run(
         support = support_device.select(flat, *bounds, support)
         verdict = verification.verify(logits, support, *request, *thresholds, verdict)
         return support, verdict, capture.capture(logits, support, verdict, wanted, max_support, masks)
-    support, marks, of_filter = support_device.scan_logits(rows, *bounds, support)
+    support, marks, of_filter = support_device.filter_arguments(rows, *bounds, support)
     verdict, requests, proposal_name = verification.requests_argument(
         rows, logits, support, *request, *thresholds, verdict
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
+    support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next
     round_kernel(rows.form.name, proposal_name).launch(
         (batch * width,),
         rows.argument, marks, of_filter, rows_argument(support), batch, requests,

@@ -49,7 +49,7 @@ def _allocate(num_rows: int, capacity: int, temperature: Array, chunks: int, str
     )
 
 
-def scan_logits(
+def filter_arguments(
     rows: DeviceLogits,
     temperature: Array,
     top_k: Array,
@@ -59,15 +59,14 @@ def scan_logits(
     capacity: int,
     out: Support | None,
 ) -> tuple[Support, Marks, Filter]:
-    """Launch the first kernel. Returns room for the support, and what the second reads as its arguments."""
+    """Room for the support, and what both kernels read as their arguments; launches nothing."""
     num_rows = rows.num_rows
     check_device("temperature", temperature, np.float32, (num_rows,))
     check_device("top_k", top_k, np.int32, (num_rows,))
     check_device("top_p", top_p, np.float32, (num_rows,))
     if min_p is not None:
         check_device("min_p", min_p, np.float32, (num_rows,))
-    scan = scan_kernel(rows.form.name)
-    chunk = LOADS * scan.threads // 2
+    chunk = LOADS * scan_kernel(rows.form.name).threads // 2
     chunks = -(-rows.num_granules // chunk)
     stride, segments = chunks * chunk, -(-rows.num_granules // WARP)
     if out is None:
@@ -79,13 +78,15 @@ def scan_logits(
     out = replace(out, temperature=temperature)
     walk = out.walk
     assert walk is not None
-    marks = marks_argument(walk)
-    if num_rows:
-        scan.launch((num_rows * chunks,), rows.argument, marks)
     bounds = Filter(
         pointer(top_k), pointer(top_p), pointer(walk.no_min_p if min_p is None else min_p), int(joint)
     )  # fmt: skip
-    return out, marks, bounds
+    return out, marks_argument(walk), bounds
+
+
+def scan(rows: DeviceLogits, marks: Marks) -> None:
+    """Launch the first kernel. The second must follow: it leaves the counts zero for the next call."""
+    scan_kernel(rows.form.name).launch((rows.num_rows * marks.chunks,), rows.argument, marks)
 
 
 def select(
@@ -100,7 +101,8 @@ def select(
 ) -> Support:
     """select_support of CuPy arrays."""
     rows = device_logits(logits, 2)
-    out, marks, bounds = scan_logits(rows, temperature, top_k, top_p, min_p, joint, capacity, out)
+    out, marks, bounds = filter_arguments(rows, temperature, top_k, top_p, min_p, joint, capacity, out)
     if rows.num_rows:
+        scan(rows, marks)
         pick_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, rows_argument(out))
     return out

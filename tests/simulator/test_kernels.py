@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import gpu
 from gpu import FILTER_ORDERS, INVALID, OVERFLOW, Capture, capture_masks, select_support
 from tests.backends import HOST, assert_same
 from tests.rounds import assert_same_rows, in_gaps, make_proposal, make_round, run_round
@@ -59,6 +60,28 @@ def test_whole_rounds_are_the_host_twins(of_proposal, order, skew):
     options = {"filter_order": order, "capacity": (size, 50)[skew == 5]}
     for got, want in zip(backend.run_round(*arguments, **options), HOST.run_round(*arguments, **options), strict=True):
         assert_same(got, want)
+
+
+def test_a_refused_round_spoils_nothing():
+    """What is refused has launched nothing, so memory that is used again is as it was."""
+    round_ = make_round(5, 1, 2, 500, "float32", num_poisoned=0)
+    round_.logits[:] = np.random.default_rng(5).standard_normal(round_.logits.shape)
+    for values, value in zip(round_.parameters, (1, 60, 1, 0), strict=True):
+        values[:] = value
+    arguments = [
+        round_.logits, *round_.parameters, round_.drafts, round_.num_drafts, *round_.coins, round_.wanted, 100
+    ]  # fmt: skip
+    want = HOST.run_round(*arguments, capacity=100)
+    with SIMULATED.patched():
+        up = [SIMULATED.to_device(argument) for argument in arguments]
+        out = gpu.run_round(*up, capacity=100)
+        for place, name in ((6, "num_drafts"), (9, "wanted")):
+            refused = list(up)
+            refused[place] = refused[place].astype(np.int64)
+            with pytest.raises(ValueError, match=f"{name}=int64"):
+                gpu.run_round(*refused, capacity=100, out=out)
+        for got, expected in zip(gpu.run_round(*up, capacity=100, out=out), want, strict=True):
+            assert_same(SIMULATED.to_host(got), expected)
 
 
 @pytest.mark.parametrize(("dtype", "order"), list(zip(("float32", "bfloat16"), FILTER_ORDERS, strict=True)))
