@@ -36,8 +36,8 @@ KERNELS = {
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
 }
 SPILLED = {
-    "pick": 450,
-    "round": 450,
+    "pick": 400,
+    "round": 400,
     "verify": 96,
 }  # bytes of stores and loads at the registers that the kernel allows itself
 
