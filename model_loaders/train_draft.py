@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from model_loaders.errors import CheckpointError
 from model_loaders.target import load_target
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.dataset import Text, load_texts, save_texts
+from model_loaders.training.loss import LossWeights
 from model_loaders.training.prompts import from_file, prompt_ids, read_prompts, self_written
 from model_loaders.training.trainer import Trainer, TrainingOptions
 from model_loaders.training.writing import Writer
@@ -85,7 +86,9 @@ def parser() -> argparse.ArgumentParser:
     loop.add_argument("--anchors", type=int, default=64, help="blocks a text")
     loop.add_argument("--learning-rate", type=float, default=6e-4)
     loop.add_argument("--gamma", type=float, default=4.0, help="decay of the loss weights over a block")
-    loop.add_argument("--soft", type=float, default=0.0, help="share of the loss taken on the target's distribution")
+    loop.add_argument("--cross-entropy", type=float, help="weight in the loss; default 1, of dspark 0.1")
+    loop.add_argument("--distance", type=float, help="weight of |P - Q|_1 in the loss; default 0, of dspark 0.9")
+    loop.add_argument("--compiled", action="store_true", help="fuse the loss by torch.compile")
     loop.add_argument("--every", type=int, default=500, help="steps between checkpoints")
     loop.add_argument("--stop-after", type=float, metavar="SECONDS", help="stop training here; --resume goes on")
 
@@ -106,7 +109,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = draft_config(args, target)
     options = TrainingOptions(
         steps=args.steps, batch=args.batch, anchors=args.anchors, length=args.max_length,
-        learning_rate=args.learning_rate, gamma=args.gamma, soft=args.soft, seed=args.seed, every=args.every,
+        learning_rate=args.learning_rate, loss=loss_weights(args), seed=args.seed, every=args.every,
+        compiled=args.compiled,
     )  # fmt: skip
     if args.train_seconds:
         options = replace(options, steps=fitting_steps(args, target, config, texts[held:], options))
@@ -123,13 +127,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     report = measure(args, target, texts[:held])
     report["training"] = {
         "steps": trainer.step, "finished": done, "texts": len(texts) - held,
-        "tokens": sum(len(text.tokens) for text in texts), "options": vars(options),
+        "tokens": sum(len(text.tokens) for text in texts), "options": asdict(options),
         "held_out": trainer.evaluate(), "target": args.target, "target_sha256": target.sha256,
     }  # fmt: skip
     path = args.output / "acceptance.json"
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print_report(report)
     return report
+
+
+def loss_weights(args: argparse.Namespace) -> LossWeights:
+    """The weights of the loss's terms: the command line's, or the method's own."""
+    cross_entropy, distance = (0.1, 0.9) if args.method == "dspark" else (1.0, 0.0)
+    return LossWeights(
+        cross_entropy if args.cross_entropy is None else args.cross_entropy,
+        distance if args.distance is None else args.distance,
+        args.gamma,
+    )
 
 
 def fitting_steps(

@@ -14,10 +14,11 @@ from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.target import load_target
 from model_loaders.train_draft import main, mask_token_id
 from model_loaders.training.acceptance import count_rounds
-from model_loaders.training.blocks import block_hidden, block_loss, draw_anchors
+from model_loaders.training.blocks import block_hidden, draw_anchors
 from model_loaders.training.dataset import Batch, Batches, Text, load_texts, save_texts
+from model_loaders.training.loss import LossWeights, batch_loss, compiled_compare
 from model_loaders.training.prompts import Plan, read_prompts, self_written
-from model_loaders.training.trainer import TargetStates
+from model_loaders.training.step import target_states
 from model_loaders.training.writing import Writer
 from tests.test_dflash import logits_of, make_draft
 from tests.tiny_models import write_tiny_target
@@ -66,7 +67,9 @@ def test_training_blocks_equal_proposals(kind):
 
 
 def test_anchors_lie_in_the_answer():
-    batch = Batch(torch.zeros(3, 20, dtype=torch.int64), torch.tensor([20, 8, 6]), torch.tensor([4, 5, 4]))
+    batch = Batch(
+        torch.zeros(3, 20, dtype=torch.int64), torch.tensor([20, 8, 6]), torch.tensor([4, 5, 4]), torch.ones(3)
+    )
     anchors, real = draw_anchors(batch, 6, torch.Generator().manual_seed(0))
     assert real.sum(1).tolist() == [6, 2, 1]
     for row, (low, high) in enumerate([(4, 18), (5, 6), (4, 4)]):
@@ -75,32 +78,41 @@ def test_anchors_lie_in_the_answer():
         assert all(low <= anchor <= high for anchor in kept)
 
 
-def test_loss_is_the_weighted_cross_entropy():
-    """Against a loop over anchors and drafts, with an end of text inside a block; gradients in pieces too."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_loss_and_its_gradient(compiled):
+    """Against a loop over anchors and drafts with recorded gradients: a greedy text and a sampled one, an end of text
+    inside a block; gradients in pieces too."""
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(2, 3, 4, 8, generator=generator, requires_grad=True)
     target_hidden = torch.randn(2, 10, 8, generator=generator)
     weight = torch.randn(11, 8, generator=generator)
-    batch = Batch(torch.randint(0, 11, (2, 10), generator=generator), torch.tensor([10, 7]), torch.tensor([1, 1]))
+    tokens = torch.randint(0, 11, (2, 10), generator=generator)
+    batch = Batch(tokens, torch.tensor([10, 7]), torch.tensor([1, 1]), torch.tensor([0.0, 0.7]))
     anchors, real = torch.tensor([[1, 5, 8], [2, 5, 0]]), torch.tensor([[True] * 3, [True, True, False]])
-    total, norm = torch.zeros(()), 0.0
-    for b in range(2):
+    total, norm, overlap = torch.zeros(()), 0.0, torch.zeros(3)
+    for b, temperature in enumerate((None, 0.7)):
         for a in range(3):
             for k in range(1, 4):
                 at = int(anchors[b, a]) + k
-                if real[b, a] and at < batch.lengths[b]:
-                    scale = float(torch.tensor(-(k - 1) / 4.0).exp())
-                    logs = (weight @ hidden[b, a, k]).log_softmax(-1)
-                    soft = (weight @ target_hidden[b, at - 1]).softmax(-1)
-                    total = total - scale * (0.75 * logs[batch.tokens[b, at]] + 0.25 * (soft * logs).sum())
-                    norm += scale
+                if not real[b, a] or at >= batch.lengths[b]:
+                    continue
+                scale = float(torch.tensor(-(k - 1) / 4.0).exp())
+                logits, wanted = weight @ hidden[b, a, k], torch.eye(11)[tokens[b, at]]
+                if temperature is not None:
+                    logits = logits / temperature
+                    wanted = (weight @ target_hidden[b, at - 1] / temperature).softmax(-1)
+                distance = (logits.softmax(-1) - wanted).abs().sum()
+                total = total + scale * (0.75 * -(wanted * logits.log_softmax(-1)).sum() + 0.25 * distance)
+                norm, overlap[k - 1] = norm + scale, overlap[k - 1] + 1 - distance.detach() / 2
     (total / norm).backward()
     expected, hidden.grad = hidden.grad, None
-    stats = block_loss(
-        hidden, lambda x: x @ weight.T, batch, anchors, real, gamma=4.0, soft=0.25,
-        target_hidden=target_hidden, backward=True, rows_at_once=5,
+    how = {"comparing": compiled_compare()} if compiled else {}
+    stats = batch_loss(
+        [hidden[:, :, 1:]], lambda rows: (rows[0] @ weight.T, None), lambda x: x @ weight.T, target_hidden, batch,
+        anchors, real, 3, LossWeights(0.75, 0.25), backward=True, rows_at_once=5, **how,
     )  # fmt: skip
     torch.testing.assert_close(stats.loss, (total / norm).detach())
+    torch.testing.assert_close(stats.overlap, overlap)
     torch.testing.assert_close(hidden.grad, expected)
     assert stats.counts.tolist() == [5, 3, 3]
 
@@ -108,7 +120,7 @@ def test_loss_is_the_weighted_cross_entropy():
 def test_target_states_are_the_cached_forward(target):
     """The features that a draft trains on are those that decoding gives it."""
     tokens = torch.randint(0, 250, (2, 9), generator=torch.Generator().manual_seed(0))
-    features, last = TargetStates(target, (0, 2))(tokens)
+    features, last = target_states(target, (0, 2), tokens)
     target.set_taps((0, 2))
     out = target.forward(tokens, torch.arange(9).expand(2, -1), target.new_cache(2, 9))
     target.set_taps(())
@@ -176,7 +188,7 @@ def command(folder, output, prompts, *more):
         "--target", str(folder), "--output", str(output), "--device", "cpu", "--prompts", str(prompts),
         "--samples", "96", "--slots", "96", "--max-length", "40", "--held-out", "8", "--layers", "1",
         "--block-size", "4", "--steps", "120", "--batch", "8", "--anchors", "16", "--every", "1000",
-        "--learning-rate", "6e-3", "--temperatures", "0", "--measure-prompts", "8", "--measure-tokens", "12",
+        "--learning-rate", "2e-2", "--temperatures", "0", "--measure-prompts", "8", "--measure-tokens", "12",
         *more,
     ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from model_loaders.drafts.dspark import DSparkConfig, DSparkDraft, DSparkModule
 from model_loaders.train_draft import main
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.dataset import Batch, load_texts
-from model_loaders.training.dspark import dspark_loss
+from model_loaders.training.dspark import before_heads, heads
+from model_loaders.training.loss import LossWeights, batch_loss
 from model_loaders.training.trainer import initialise
 from tests.test_train_draft import command, folder, target  # noqa: F401 (fixtures)
 
@@ -75,7 +77,8 @@ def test_the_loss_and_its_gradients(kind):
     hidden = torch.randn(2, 3, BLOCK, WIDTH, generator=generator, requires_grad=True)
     target_hidden = torch.randn(2, 10, WIDTH, generator=generator)
     head = torch.randn(VOCAB, WIDTH, generator=generator)
-    batch = Batch(torch.randint(0, VOCAB, (2, 10), generator=generator), torch.tensor([10, 7]), torch.tensor([1, 1]))
+    tokens = torch.randint(0, VOCAB, (2, 10), generator=generator)
+    batch = Batch(tokens, torch.tensor([10, 7]), torch.tensor([1, 1]), torch.ones(2))
     anchors, real = torch.tensor([[1, 5, 8], [2, 4, 0]]), torch.tensor([[True] * 3, [True, True, False]])
     total, norm, counts = torch.zeros(()), 0.0, [0] * BLOCK
     for b in range(2):
@@ -90,7 +93,7 @@ def test_the_loss_and_its_gradients(kind):
                 law = (head @ row + bias).softmax(-1)
                 wanted = (head @ target_hidden[b, at]).softmax(-1)
                 distance = (law - wanted).abs().sum()
-                loss = 0.1 * -law[batch.tokens[b, at + 1]].log() + 0.9 * distance
+                loss = 0.1 * -(wanted * law.log()).sum() + 0.9 * distance
                 if confidence is not None:
                     kept, sure = 1 - distance.detach() / 2, torch.sigmoid(confidence)
                     loss = loss - (kept * sure.log() + (1 - kept) * (1 - sure).log())
@@ -100,10 +103,14 @@ def test_the_loss_and_its_gradients(kind):
     expected = {name: w.grad for name, w in module.named_parameters() if w.grad is not None} | {"hidden": hidden.grad}
     module.zero_grad()
     hidden.grad = None
+    weights = dict(module.named_parameters())
+    at = (anchors[..., None] + torch.arange(BLOCK)).clamp(max=9)
+    previous = batch.tokens[torch.arange(2)[:, None, None], at]
     for backward in (False, True):
-        stats = dspark_loss(
-            module, config, dict(module.named_parameters()), hidden, lambda x: x @ head.T, batch, anchors, real,
-            target_hidden, gamma=4.0, backward=backward, rows_at_once=5,
+        stats = batch_loss(
+            before_heads(module, weights, hidden, previous), partial(heads, config, weights, lambda x: x @ head.T),
+            lambda x: x @ head.T, target_hidden, batch, anchors, real, BLOCK, LossWeights(0.1, 0.9),
+            backward=backward, rows_at_once=5,
         )  # fmt: skip
         torch.testing.assert_close(stats.loss, (total / norm).detach())
         assert stats.counts.tolist() == counts

@@ -29,14 +29,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens int64 [b, L] (padded with 0 on the right), lengths and answer_starts int64 [b]."""
+    """tokens int64 [b, L] (padded with 0 on the right), lengths and answer_starts int64 [b], temperatures
+    float32 [b]."""
 
     tokens: Tensor
     lengths: Tensor
     answer_starts: Tensor
+    temperatures: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(t.to(device, non_blocking=True) for t in (self.tokens, self.lengths, self.answer_starts)))
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self.tensors()))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.tokens, self.lengths, self.answer_starts, self.temperatures
 
 
 def save_texts(path: Path, texts: Sequence[Text]) -> None:
@@ -97,4 +102,5 @@ def collate(texts: Sequence[Text], length: int) -> Batch:
         cut = text.tokens[:length]
         tokens[row, : len(cut)] = cut
     lengths = torch.tensor([min(len(text.tokens), length) for text in texts])
-    return Batch(tokens, lengths, torch.tensor([text.answer_start for text in texts]))
+    starts = torch.tensor([text.answer_start for text in texts])
+    return Batch(tokens, lengths, starts, torch.tensor([text.temperature for text in texts]))

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,18 @@ from model_loaders.drafts.backbone import Backbone, DraftConfig
 from model_loaders.drafts.block_draft import BlockDraft
 from model_loaders.drafts.dspark import DSparkConfig, DSparkModule
 from model_loaders.errors import CheckpointError
-from model_loaders.taps import LayerTaps
-from model_loaders.training.attention import training_attention
-from model_loaders.training.blocks import StepStats, block_hidden, block_loss, draw_anchors
+from model_loaders.training.blocks import draw_anchors
 from model_loaders.training.dataset import Batch, Batches, Text, collate
-from model_loaders.training.dspark import dspark_loss
+from model_loaders.training.loss import LossWeights, StepStats
+from model_loaders.training.optimizer import Optimizer
+from model_loaders.training.step import Step, target_states
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
     """steps: optimiser steps in all. batch: texts a step. anchors: blocks a text. length: tokens a text is
-    cut to. soft: of DFlash, see block_loss. warmup: share of the steps. every: steps between checkpoints and held-out
-    losses.
+    cut to. loss: see training/loss.py. warmup: share of the steps. every: steps between checkpoints and
+    held-out losses. compiled: fuse the loss (CUDA).
     """
 
     steps: int = 4000
@@ -48,11 +48,11 @@ class TrainingOptions:
     warmup: float = 0.04
     weight_decay: float = 0.01
     clip: float = 1.0
-    gamma: float = 4.0
-    soft: float = 0.0
+    loss: LossWeights = field(default_factory=LossWeights)
     seed: int = 0
     every: int = 500
     log_every: int = 20
+    compiled: bool = False
 
 
 def new_module(config: DraftConfig) -> Backbone:
@@ -81,16 +81,10 @@ class Trainer:
         initialise(self.module, options.seed)
         self.module.to(self.device)
         self.named = dict(self.module.named_parameters())
-        self.optimizer = torch.optim.AdamW(
-            list(self.named.values()),
-            lr=options.learning_rate,
-            betas=(0.9, 0.95),
-            weight_decay=options.weight_decay,
-            fused=self.device.type == "cuda",
-        )
+        self.optimizer = Optimizer(self.named, options.weight_decay)
         self.step = 0
-        self.states = TargetStates(target, config.target_layer_ids)
         self.feature_scale = self._feature_scale()
+        self.blocks = Step(target, self.module, self.feature_scale, options.loss, compiled=options.compiled)
         self.state_file = folder / "training" / "state.safetensors"
         self.state_file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -129,13 +123,9 @@ class Trainer:
         """One optimiser step on the batch of `self.step`."""
         options = self.options
         batch = self.batches.at(self.step).to(self.device)
-        copies = {name: weight.to(self.dtype) for name, weight in self.named.items()}
-        stats = self._blocks(batch, self.step, copies, backward=True)
+        stats = self.blocks.gradients(batch, *self._anchors(batch, self.step))
         torch.nn.utils.clip_grad_norm_(list(self.named.values()), options.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.step)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(self.learning_rate(self.step))
         return stats
 
     @torch.no_grad()
@@ -159,12 +149,12 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
-        """Loss, accuracy and the target's probability of the guesses on the held-out texts, by position."""
-        copies = {name: weight.to(self.dtype) for name, weight in self.named.items()}
-        return _means([
-            self._blocks(batch.to(self.device), -1 - i, copies, backward=False)
-            for i, batch in enumerate(self.held_out)
-        ])  # fmt: skip
+        """Of held-out texts the loss and, by position, accuracy, the guesses' probability and the overlap."""
+        stats = []
+        for i, held_out in enumerate(self.held_out):
+            batch = held_out.to(self.device)
+            stats.append(self.blocks.loss(batch, *self._anchors(batch, -1 - i)))
+        return _means(stats)
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then a cosine to zero."""
@@ -176,13 +166,9 @@ class Trainer:
         return options.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
     def save(self) -> None:
-        """Write the state file: weights, both moments, and the step, whole or not at all."""
-        tensors: dict[str, Tensor] = {}
-        for name, weight in self.named.items():
-            tensors[f"weight.{name}"] = weight.detach()
-            for key in ("exp_avg", "exp_avg_sq"):
-                if key in self.optimizer.state[weight]:
-                    tensors[f"{key}.{name}"] = self.optimizer.state[weight][key]
+        """Write the state file: weights, the optimisers' moments, and the step, whole or not at all."""
+        tensors = {f"weight.{name}": weight.detach() for name, weight in self.named.items()}
+        tensors |= {f"{key}.{name}": moment for name, key, moment in self.optimizer.moments()}
         part = self.state_file.with_suffix(".part")
         state = self._identity(self.step)
         save_file({k: v.contiguous() for k, v in tensors.items()}, part, metadata={"state": state})
@@ -204,12 +190,8 @@ class Trainer:
             self.step = found["step"]
             for name, weight in self.named.items():
                 weight.copy_(stream.get_tensor(f"weight.{name}"))
-                if self.step:
-                    self.optimizer.state[weight] = {
-                        "step": torch.tensor(float(self.step), device=self.device),
-                        "exp_avg": stream.get_tensor(f"exp_avg.{name}"),
-                        "exp_avg_sq": stream.get_tensor(f"exp_avg_sq.{name}"),
-                    }
+            if self.step:
+                self.optimizer.restore(self.step, lambda name, key: stream.get_tensor(f"{key}.{name}"))
         return True
 
     def _feature_scale(self) -> Tensor:
@@ -219,107 +201,26 @@ class Trainer:
         steps. Training sees scaled features; `result` folds the scale into fc, so checkpoints stay plain.
         """
         batch = self.batches.at(0).to(self.device)
-        features, _ = self.states(batch.tokens)
+        features, _ = target_states(self.target, self.config.target_layer_ids, batch.tokens)
         real = torch.arange(features.shape[1], device=self.device) < batch.lengths.unsqueeze(1)
         real[:, 0] = False  # the first token is an attention sink, unlike all others
         rms = features[real].float().square().mean(0).sqrt()
         return 1 / rms.clamp(min=1e-6)
 
     def _identity(self, step: int) -> str:
-        options = {k: v for k, v in asdict(self.options).items() if k not in ("every", "log_every")}
+        options = {k: v for k, v in asdict(self.options).items() if k not in ("every", "log_every", "compiled")}
         state = {
             "step": step, "options": options, "config": asdict(self.config), "texts": len(self.batches.texts),
         }  # fmt: skip
         return json.dumps(state)
 
-    def _blocks(self, batch: Batch, number: int, weights: dict[str, Tensor], *, backward: bool) -> StepStats:
+    def _anchors(self, batch: Batch, number: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(self.device).manual_seed((self.options.seed * 1_000_003 + number) % 2**63)
-        anchors, real = draw_anchors(batch, self.options.anchors, generator)
-        features, target_hidden = self.states(batch.tokens)
-        ids = torch.full((*anchors.shape, self.config.block_size), self.config.mask_token_id, device=self.device)
-        ids[..., 0] = batch.tokens.gather(1, anchors)
-        features = features * self.feature_scale.to(features.dtype)
-        hidden = block_hidden(self.module, self.target.embed(ids), features, anchors, weights)
-        if isinstance(self.config, DSparkConfig):
-            assert isinstance(self.module, DSparkModule)
-            return dspark_loss(
-                self.module,
-                self.config,
-                weights,
-                hidden,
-                self.target.head,
-                batch,
-                anchors,
-                real,
-                target_hidden,
-                gamma=self.options.gamma,
-                backward=backward,
-            )
-        wanted = bool(self.options.soft) or not backward
-        return block_loss(
-            hidden,
-            self.target.head,
-            batch,
-            anchors,
-            real,
-            gamma=self.options.gamma,
-            soft=self.options.soft,
-            target_hidden=target_hidden if wanted else None,
-            backward=backward,
-        )
+        return draw_anchors(batch, self.options.anchors, generator)
 
     def _log(self, row: dict[str, Any]) -> None:
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
-
-
-class TargetStates:
-    """tokens [b, L] -> (features [b, L, m*d], states that enter the head [b, L, d]), without gradients.
-
-    On CUDA one graph for each shape: an eager forward is bound by its launches. What it returns is then
-    overwritten by the next call.
-    """
-
-    def __init__(self, target: Any, layer_ids: Sequence[int]):
-        self.target, self.layer_ids = target, tuple(layer_ids)
-        self.graphs: dict[tuple[int, ...], tuple[Any, Tensor, tuple[Tensor, Tensor]]] = {}
-
-    def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if tokens.device.type != "cuda":
-            return self._forward(tokens)
-        shape = tuple(tokens.shape)
-        if shape not in self.graphs:
-            self.graphs[shape] = self._capture(tokens)
-        graph, static, out = self.graphs[shape]
-        static.copy_(tokens)
-        graph.replay()
-        return out
-
-    def _capture(self, tokens: Tensor) -> tuple[Any, Tensor, tuple[Tensor, Tensor]]:
-        static = tokens.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._forward(static)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = self._forward(static)
-        return graph, static, out
-
-    @torch.no_grad()
-    def _forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        # Texts are padded on the right, so plain causal attention is right for every real token.
-        taps = LayerTaps(self.target.layers, self.layer_ids)
-        try:
-            with training_attention(self.target):
-                out = self.target.model.base_model(input_ids=tokens, use_cache=False)
-            features = taps.features()
-        finally:
-            taps.remove()
-        assert features is not None
-        return features, out.last_hidden_state
 
 
 def initialise(module: Backbone, seed: int) -> None:
@@ -337,13 +238,10 @@ def initialise(module: Backbone, seed: int) -> None:
 
 
 def _means(stats: Sequence[StepStats]) -> dict[str, Any]:
-    """Mean loss, and accuracy and target probability by position, over some batches."""
+    """Mean loss, and by position the accuracy, the target's probability of the guess and the overlap, over batches."""
     counts = torch.stack([s.counts for s in stats]).sum(0).clamp(min=1)
-    mass = torch.stack([s.mass for s in stats]).sum(0) / counts
-    row = {
-        "loss": float(torch.stack([s.loss for s in stats]).mean()),
-        "accuracy": [round(x, 4) for x in (torch.stack([s.hits for s in stats]).sum(0) / counts).tolist()],
-    }
-    if bool(mass.any()):
-        row["target_probability"] = [round(x, 4) for x in mass.tolist()]
+    row: dict[str, Any] = {"loss": float(torch.stack([s.loss for s in stats]).mean())}
+    for name, key in (("accuracy", "hits"), ("target_probability", "mass"), ("overlap", "overlap")):
+        means = torch.stack([getattr(s, key) for s in stats]).sum(0) / counts
+        row[name] = [round(x, 4) for x in means.tolist()]
     return row
