@@ -92,6 +92,8 @@ def parser() -> argparse.ArgumentParser:
     loop.add_argument("--every", type=int, default=500, help="steps between checkpoints")
     loop.add_argument("--stop-after", type=float, metavar="SECONDS", help="stop training here; --resume goes on")
 
+    loop.add_argument("--int8", action="store_true", help="store the matrices as int8 with a scale a row")
+
     report = p.add_argument_group("report")
     report.add_argument(
         "--measure", type=Path, nargs="*", default=[], metavar="FILE", help="prompt files to measure on"
@@ -119,11 +121,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         trainer.start_from(load_draft(args.start_from, target))
     if args.resume and trainer.resume():
         print(f"resumed at step {trainer.step}", flush=True)
-    export(trainer)
+    export(trainer, args.int8)
     started = time.monotonic()
-    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer))
+    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer, args.int8))
     print(f"step {trainer.step} of {options.steps}, {time.monotonic() - started:.0f} s", flush=True)
-    export(trainer)
+    export(trainer, args.int8)
     report = measure(args, target, texts[:held])
     report["training"] = {
         "steps": trainer.step, "finished": done, "texts": len(texts) - held,
@@ -246,10 +248,10 @@ def mask_token_id(token: str | None, target: Any) -> int:
     return usable[-1] if usable else target.vocab_size - 1
 
 
-def export(trainer: Trainer) -> None:
-    """Write the module in the target's dtype as a checkpoint that load_draft reads."""
+def export(trainer: Trainer, int8: bool) -> None:
+    """Write the module in the target's dtype, or int8, as a checkpoint that load_draft reads."""
     kind = DSparkDraft if isinstance(trainer.config, DSparkConfig) else DFlashDraft
-    save_draft(trainer.folder, kind(trainer.result(), trainer.target), dtype=trainer.dtype)
+    save_draft(trainer.folder, kind(trainer.result(), trainer.target), dtype=trainer.dtype, int8=int8)
 
 
 def measure(args: argparse.Namespace, target: Any, held_out: Sequence[Text]) -> dict[str, Any]:

@@ -168,7 +168,14 @@ CONFIGS = [
     (lambda c: c.update(hidden_act="gelu"), "hidden_act='gelu', expected 'silu'"),
     (lambda c: c.update(dflash_config=[1]), r"dflash_config=\[1\], expected an object"),
     (lambda c: c.update(dflash_config="x"), "dflash_config='x', expected an object"),
-    (lambda c: c.update(quantization_config={"bits": 4}), r"quantization_config=\{'bits': 4\}, expected None"),
+    (
+        lambda c: c.update(quantization_config={"bits": 4}),
+        r"quantization_config=\{'bits': 4\}, expected none, or compr",
+    ),
+    (
+        lambda c: c.update(quantization_config="int8"),
+        "quantization_config='int8', expected none, or compressed-tensors",
+    ),
     (lambda c: c.update(mlp_bias=True), "mlp_bias=True, expected False"),
     (lambda c: c.update(num_target_layers="5"), "num_target_layers='5', expected an integer"),
     (lambda c: c.update(vocab_size="61"), "vocab_size='61', expected an integer"),
@@ -258,6 +265,62 @@ def test_refused_configs(folder, target, change, message):
     edit(folder, change)
     with pytest.raises(CheckpointError, match=message):
         load_draft(str(folder), target)
+
+
+def change_group(change):
+    return lambda config: change(config["quantization_config"]["config_groups"]["group_0"])
+
+
+INT8_CONFIGS = [
+    (lambda c: c["quantization_config"].update(format="pack-quantized"), "format int-quantized"),
+    (change_group(lambda group: group["weights"].update(num_bits=4)), "expected none, or compressed-tensors"),
+    (change_group(lambda group: group["weights"].update(symmetric=False)), "a symmetric scale a channel"),
+    (change_group(lambda group: group.update(input_activations={"num_bits": 8})), "plain activations"),
+    (lambda c: c["quantization_config"].update(config_groups=[]), "expected none, or compressed-tensors"),
+    (lambda c: c.pop("quantization_config"), "has dtype I8, expected one of F64"),
+]
+INT8_TENSORS = [
+    (lambda t: t.pop("fc.weight_scale"), "tensor fc.weight is int8 without fc.weight_scale"),
+    (lambda t: t.update({"fc.weight_scale": torch.ones(24)}), r"fc.weight_scale has shape \[24\], expected \[24, 1\]"),
+    (lambda t: t.update({"fc.weight": torch.zeros(24, 72)}), "fc.weight_scale scales one of dtype torch.float32"),
+    (lambda t: t.update({"other.weight_scale": torch.ones(24, 1)}), "no place for: other.weight_scale"),
+    (lambda t: t["fc.weight_scale"][3].fill_(NAN), "tensor fc.weight has NaN or infinite values"),
+    (lambda t: t.update({"norm.weight": t["norm.weight"].to(torch.int64)}), "has dtype I64"),
+]
+
+
+def test_int8_round_trip(tmp_path, target):
+    """Half a step of each row's scale away at most; written again it is the same file."""
+    draft = make_draft()
+    with torch.no_grad():
+        draft.module.fc.weight[2] = 0
+    save_draft(tmp_path / "a", draft, int8=True)
+    stored = load_file(tmp_path / "a" / "model.safetensors")
+    assert stored["fc.weight"].dtype == torch.int8
+    assert stored["norm.weight"].dtype == torch.float32
+    found = load_draft(str(tmp_path / "a"), target)
+    assert found.config == draft.config
+    for name, tensor in draft.module.state_dict().items():
+        half = stored[f"{name}_scale"] / 2 * (1 + 1e-5) if tensor.ndim == 2 else torch.zeros(())
+        assert ((found.module.state_dict()[name] - tensor).abs() <= half).all(), name
+    save_draft(tmp_path / "b", found, int8=True)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("change", "message"), INT8_CONFIGS)
+def test_refused_int8_configs(tmp_path, target, change, message):
+    save_draft(tmp_path, make_draft(), int8=True)
+    edit(tmp_path, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(str(tmp_path), target)
+
+
+@pytest.mark.parametrize(("change", "message"), INT8_TENSORS)
+def test_refused_int8_tensors(tmp_path, target, change, message):
+    save_draft(tmp_path, make_draft(), int8=True)
+    edit_tensors(tmp_path, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_draft(str(tmp_path), target)
 
 
 TENSORS = [

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model_loaders.drafts import row_scaled
 from model_loaders.drafts.backbone import Backbone, DraftConfig
 from model_loaders.drafts.block_draft import BlockDraft
 from model_loaders.drafts.dflash import DFlashDraft
@@ -56,6 +57,8 @@ def load_draft(name: str | Path, target: Any, *, revision: str | None = None) ->
             raise CheckpointError(f"{path} is missing; a draft folder needs config.json and *.safetensors")
         raw = read_json_object(path)
         layout = detect(raw, path)
+        if quantised := row_scaled.is_row_scaled(raw, path):
+            raw = {key: value for key, value in raw.items() if key != row_scaled.KEY}
         values = Values(path, raw, *layout.NESTED)
         files = tuple(sorted(folder.glob("*.safetensors")))
         config = layout.read(values, _tensor_names(folder, files), target)
@@ -64,7 +67,7 @@ def load_draft(name: str | Path, target: Any, *, revision: str | None = None) ->
             refuse_larger_model(lambda: new_module(config), num_elements(files), str(path))
             module = new_module(config)
         maps = ("d2t", "t2d") if layout is speculators else ()
-        tensors = _read_tensors(files, maps)
+        tensors = _read_tensors(files, maps, quantised)
         if layout is speculators:
             speculators.take_vocabulary(values, tensors, config)
         _place(module, tensors)
@@ -75,12 +78,14 @@ def load_draft(name: str | Path, target: Any, *, revision: str | None = None) ->
     return new_draft(module, target, name=name, revision=revision, files=files)
 
 
-def save_draft(folder: str | os.PathLike[str], draft: BlockDraft, *, dtype: torch.dtype | None = None) -> None:
+def save_draft(
+    folder: str | os.PathLike[str], draft: BlockDraft, *, dtype: torch.dtype | None = None, int8: bool = False
+) -> None:
     """Write config.json and model.safetensors so that load_draft reads them back.
 
     DFlash and DFlash 2 in z-lab's layout, DSpark in DeepSpec's or, where that can't hold it, SpecForge's. dtype: of
-    the stored tensors; None keeps the draft's own. Each file appears whole or not at all. Raises CheckpointError for a
-    draft that its layout can't hold.
+    the stored tensors; None keeps the draft's own. int8: store the matrices as row_scaled.py says. Each file appears
+    whole or not at all. Raises CheckpointError for a draft that its layout can't hold.
     """
     folder, config = Path(folder), draft.config
     dtype = dtype or draft.dtype
@@ -100,6 +105,8 @@ def save_draft(folder: str | os.PathLike[str], draft: BlockDraft, *, dtype: torc
     tensors = {
         name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in draft.module.state_dict().items()
     }
+    if int8:
+        tensors, content = row_scaled.row_scaled(tensors), content | {row_scaled.KEY: row_scaled.CONFIG}
     part = folder / "model.safetensors.part"
     save_file(tensors, part, metadata={"format": "pt"})
     os.replace(part, folder / "model.safetensors")
@@ -139,13 +146,16 @@ def _tensor_names(folder: Path, files: tuple[Path, ...]) -> set[str]:
     return names
 
 
-def _read_tensors(files: tuple[Path, ...], maps: tuple[str, ...]) -> dict[str, Tensor]:
+def _read_tensors(files: tuple[Path, ...], maps: tuple[str, ...], quantised: bool) -> dict[str, Tensor]:
     """All tensors of the files under the module's names: no `model.` prefix. Raises CheckpointError.
 
-    maps: those that may be integers.
+    maps: those that may be integers. quantised: int8 tensors have their scales beside them.
     """
-    others = other_dtypes(files)
-    refuse_other_dtypes({key: value for key, value in others.items() if key.removeprefix("model.") not in maps})
+    refuse_other_dtypes({
+        key: (path, dtype)
+        for key, (path, dtype) in other_dtypes(files).items()
+        if key.removeprefix("model.") not in maps and not (quantised and dtype == "I8")
+    })  # fmt: skip
     tensors: dict[str, Tensor] = {}
     for path in files:
         with explained(f"{path} can't be read"), safe_open(path, framework="pt") as stream:
@@ -154,7 +164,7 @@ def _read_tensors(files: tuple[Path, ...], maps: tuple[str, ...]) -> dict[str, T
                 if name in tensors:
                     raise CheckpointError(f"{path}: tensor {key} occurs twice; keep one copy")
                 tensors[name] = stream.get_tensor(key)
-    return tensors
+    return row_scaled.weights_of(tensors) if quantised else tensors
 
 
 def _place(module: Backbone, tensors: dict[str, Tensor]) -> None:
