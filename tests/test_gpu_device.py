@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpu import FILTER_ORDERS, Capture, Support, Verdict, capture_masks, select_support, verify_chain
+from gpu.verification.chain import THREADS
 from tests.backends import DEVICE, HOST, assert_same
 from tests.device_door import CASES, call
 from tests.rounds import assert_same_rows, in_gaps, make_proposal, make_round, run_round
@@ -193,7 +194,7 @@ def test_device_arguments_beside_host_logits():
 
 
 def test_a_round_wider_than_a_block():
-    size, width = 4, 257
+    size, width = 4, THREADS + 1
     round_ = make_round(46, 1, width, size, "float32")
-    with pytest.raises(ValueError, match=r"width=257, expected 1..256 rows a request on a device"):
+    with pytest.raises(ValueError, match=f"width={width}, expected 1..{THREADS} rows a request on a device"):
         run_round(DEVICE, round_, "joint", size, size)
