@@ -1,13 +1,58 @@
 """Torch's memory and streams as the kernels see them."""
 
+import gc
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from gpu import array_at, on_stream
 
-pytestmark = pytest.mark.gpu
+
+class OwningStream(nullcontext):
+    """As CuPy 14.2 has it: what goes away destroys its stream, one of somebody else's too."""
+
+    destroyed: list[int] = []  # noqa: RUF012
+
+    @classmethod
+    def from_external(cls, stream):
+        own = cls()
+        _, own.address = stream.__cuda_stream__()
+        return own
+
+    def __del__(self):
+        self.destroyed.append(self.address)
 
 
+def test_a_stream_of_somebody_else_s_is_never_destroyed(monkeypatch):
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Stream=OwningStream, runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for _ in range(3):
+        with on_stream(123456):
+            pass
+    gc.collect()
+    assert OwningStream.destroyed == []
+
+
+@pytest.mark.gpu
+def test_a_stream_goes_on_after_its_use_here():
+    import torch
+
+    stream = torch.cuda.Stream()
+    for _ in range(3):
+        with on_stream(stream.cuda_stream):
+            pass
+        gc.collect()
+        with torch.cuda.stream(stream):
+            ones = torch.ones(1000, device="cuda").sum()
+        stream.synchronize()
+        assert ones.item() == 1000
+
+
+@pytest.mark.gpu
 def test_an_array_is_the_same_memory():
     import cupy
     import torch
@@ -25,9 +70,8 @@ def test_an_array_is_the_same_memory():
     assert array_at(0, (3, 0), np.int32, None, None).shape == (3, 0)
 
 
+@pytest.mark.gpu
 def test_an_array_keeps_its_owner():
-    import gc
-
     import torch
 
     tensor = torch.ones(1 << 20, device="cuda")
@@ -39,6 +83,7 @@ def test_an_array_keeps_its_owner():
     assert array.sum() == 1 << 20
 
 
+@pytest.mark.gpu
 def test_kernels_go_to_the_stream():
     import cupy
     import torch

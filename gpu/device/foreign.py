@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,19 @@ class _Foreign:
         return 0, self.address
 
 
+@cache
+def _stream_at(address: int, device: int) -> Any:
+    # Kept for good: when a Stream of CuPy's goes, it may destroy what it wraps, whoever made it (seen in 14's source).
+    import cupy
+
+    wrap = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14
+    return cupy.cuda.ExternalStream(address) if wrap is None else wrap(_Foreign(address))
+
+
 @contextmanager
 def on_stream(address: int) -> Iterator[None]:
     """Kernels and copies of this package go to the stream with this address (torch: `stream.cuda_stream`)."""
     import cupy
 
-    wrap = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14
-    stream = cupy.cuda.ExternalStream(address) if wrap is None else wrap(_Foreign(address))
-    with stream:
+    with _stream_at(address, cupy.cuda.runtime.getDevice()):
         yield
