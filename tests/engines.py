@@ -32,31 +32,32 @@ MIXED = [
 
 
 @functools.cache
-def target(device="cpu", vocab_size=320):
-    """The tiny random target in float32."""
-    if device == "cpu":
+def target(device="cpu", vocab_size=320, dtype="float32"):
+    """The tiny random target."""
+    if (device, dtype) == ("cpu", "float32"):
         return pipes.target(vocab_size)
-    return load_target(pipes.target_folder(vocab_size), device=device, dtype="float32")
+    return load_target(pipes.target_folder(vocab_size), device=device, dtype=dtype)
 
 
 @functools.cache
-def draft(kind, device="cpu", vocab_size=320):
+def draft(kind, device="cpu", vocab_size=320, dtype="float32"):
     """None for "ordinary", the tiny DFlash draft for "dflash", else one of `tiny_drafts.KINDS`."""
     if kind == "ordinary":
         return None
     if kind == "dflash":
-        return load_draft(str(pipes.draft_folder(vocab_size)), target(device, vocab_size))
+        return load_draft(str(pipes.draft_folder(vocab_size)), target(device, vocab_size, dtype))
     like = pipes.target(vocab_size)
     folder = f"{pipes.FOLDER.name}/engine-{kind}-{vocab_size}"
     layer_ids = tuple(range(like.num_layers - 1))
     tiny_drafts.write(folder, kind, like, block_size=4, layer_ids=layer_ids, seed=1)
-    return load_draft(folder, target(device, vocab_size))
+    return load_draft(folder, target(device, vocab_size, dtype))
 
 
-def pipe(kind="dflash", engine="overlapped", device="cpu", vocab_size=320, **options):
+def pipe(kind="dflash", engine="overlapped", device="cpu", vocab_size=320, dtype="float32", **options):
     """A fresh pipeline."""
     options = {"max_batch": 4, "max_length": 128} | options
-    return SpeculativePipeline(target(device, vocab_size), draft(kind, device, vocab_size), engine=engine, **options)
+    pair = target(device, vocab_size, dtype), draft(kind, device, vocab_size, dtype)
+    return SpeculativePipeline(*pair, engine=engine, **options)
 
 
 def check_supports(own, prompts, params):

@@ -11,10 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpu
 from model_loaders import target
 from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
 from pipeline.engine.buckets import KV_STEP, kv_bucket, slots_bucket, top_bucket
+from pipeline.engine.features import Features
 from pipeline.engine.memory import fitting, slot_bytes
+from pipeline.engine.rounds import Shape
 from pipeline.lengths import ConfidenceThreshold
 from pipeline.ngram import NgramProposer
 from pipeline.state import Options
@@ -107,6 +110,13 @@ def test_supports_are_those_of_the_policy():
             engines.check_supports(engines.pipe(kind, vocab_size=10, max_batch=2), [[4, 7, 5], [1, 2], [3]], params)
             > 60
         )
+
+
+def test_rounds_of_other_logits_have_memory_of_their_own():
+    """Adjusted logits are float32: a filter's memory of bfloat16 ones doesn't fit them."""
+    rounds = engines.pipe("ordinary")._engine.rounds
+    shapes = [Shape(gpu.DECODING, 2, 128, Features(masks, 0, adjusts)) for masks in (0, 1) for adjusts in (0, 1)]
+    assert len({id(rounds._workspace(shape)) for shape in shapes}) == 4
 
 
 def test_thresholds_reach_the_rounds():

@@ -31,6 +31,16 @@ def test_graphs_are_the_rounds_they_were_captured_from(kind):
     assert_close(got, pipe(kind, "eager", max_batch=3).generate(PROMPTS, MIXED))
 
 
+@pytest.mark.parametrize("kind", ["ordinary", "dflash", "dspark vanilla"])
+def test_half_precision_whose_adjusted_logits_are_single(kind):
+    """Rounds of either dtype in one pipeline, in either order, keep their memory apart."""
+    own = pipe(kind, dtype="bfloat16", max_batch=3)
+    plain = [replace(SAMPLED, seed=i, return_sampling_mask=i % 2 == 0) for i in range(len(PROMPTS))]
+    for params in (plain, MIXED, plain, MIXED):
+        got = own.generate(PROMPTS, params)
+    assert_same(got, pipe(kind, "overlapped", dtype="bfloat16", max_batch=3).generate(PROMPTS, MIXED), exact=True)
+
+
 @pytest.mark.parametrize("kind", ["ordinary", "dspark vanilla"])
 def test_a_device_gives_what_the_host_gives(kind):
     """The models' float32 sums differ in their last bits, the sampling in none."""

@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass
 class _Workspace:
-    """The memory of rounds of one phase, batch and set of records."""
+    """The memory of rounds of one phase, batch, set of records and dtype of logits."""
 
     drafts: torch.Tensor  # int32 [B, W - 1]
     no_drafts: torch.Tensor  # int32 [B]: zeros
@@ -188,7 +188,8 @@ class Rounds:
 
     def _workspace(self, shape: Shape) -> _Workspace:
         features = shape.features
-        key = shape.phase, shape.batch, features.masks, features.top
+        # Adjusted logits are float32, whatever the model's: another walk of the filter.
+        key = shape.phase, shape.batch, features.masks, features.top, features.adjusts
         if key not in self._workspaces:
             self._workspaces[key] = self._make_workspace(shape)
         return self._workspaces[key]
