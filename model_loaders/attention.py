@@ -72,7 +72,7 @@ def prepared_mask(mask: torch.Tensor, heads: int, kv_heads: int, dtype: torch.dt
     """
     if heads and heads % kv_heads == 0 and _packs(mask.shape[2], heads, kv_heads):
         mask = mask.repeat(1, 1, heads // kv_heads, 1)
-    return torch.where(mask, 0.0, -torch.inf).to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def _packs(width: int, heads: int, kv_heads: int) -> bool:
