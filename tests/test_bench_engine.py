@@ -1,18 +1,44 @@
-"""What of the engine's benchmark runs without a device: its checks and its comparisons."""
+"""What of the engine's benchmark runs without a device: its checks, its comparisons, and the whole of it, small."""
 
-from benchmarks.engine import SETTINGS, ratios, soak
+import json
+
+import pytest
+
+from benchmarks.engine import measure
+from benchmarks.engine.__main__ import main
+from benchmarks.engine.arms import share_of_later_half
+from benchmarks.engine.comparisons import ratios, soak
+from benchmarks.engine.peers import COMPILED, EAGER, MODES, STATIC
+from benchmarks.engine.plan import SETTINGS, cases
 from pipeline import SamplingParams
 from pipeline.rollout import SamplingMask
 from tests import engines, pipes
+
+RIGHT = {"missing": 0, "misaligned": 0, "outside": 0, "unnormalised": 0}
 
 
 def test_settings_are_policies():
     assert [SamplingParams(**setting).keeps_supports for setting in SETTINGS.values()] == [False, True, True, True]
 
 
+def test_the_most_asked_for_comes_first():
+    planned = cases([8, 1], [1.0, 0.0], list(SETTINGS))
+    assert [case.arm("dflash") for case in planned[3:7]] == [
+        "dflash, filtered, T=1, batch 8",
+        "dflash, off, greedy, batch 8",
+        "dflash, top-K 32, greedy, batch 8",
+        "dflash, off, T=1, batch 1",
+    ]
+    assert len(planned) == 4 + 2 + 4
+
+
 def test_the_soak_counts_every_mask():
-    found = soak(engines.target(), engines.draft("dflash"), 1024)
-    assert found == {"tokens": 1024, "requested": 512, "masks": 512, "misaligned": 0, "outside": 0, "unnormalised": 0}
+    found = soak(engines.target(), engines.draft("dflash"), 512)
+    assert found == {"tokens": 512, "requested": 256, "masks": 256, **RIGHT}
+
+
+def test_a_soak_that_is_cut_counts_what_ran():
+    assert soak(pipes.target(), None, 512, lambda: False) == {"tokens": 0, "requested": 0, "masks": 0, **RIGHT}
 
 
 def test_a_mask_in_another_place_is_found(monkeypatch):
@@ -20,19 +46,62 @@ def test_a_mask_in_another_place_is_found(monkeypatch):
     for name in ("__getitem__", "row_logprobs"):
         row = getattr(SamplingMask, name)
         monkeypatch.setattr(SamplingMask, name, lambda mask, i, row=row: row(mask, (i + 1) % len(mask)))
-    found = soak(pipes.target(), None, 512)
+    found = soak(pipes.target(), None, 256)
     assert found["masks"] == 256
     assert found["outside"] > 100
 
 
 def test_what_the_figures_are_held_against():
-    arms = {
-        f"{method}, off, batch 8": {"tokens_per_second": rates}
-        for method, rates in {"ordinary": [90.0, 100.0, 400.0], "dflash": [250.0, 240.0, 1.0]}.items()
+    rates = {"ordinary": [90.0, 100.0, 400.0], "dflash": [250.0, 240.0, 1.0]}
+    arms = {f"{method}, off, T=1, batch 8": {"tokens_per_second": of_it} for method, of_it in rates.items()}
+    arms["dspark, off, T=1, batch 8"] = {}  # failed
+    peers = {f"{EAGER}, batch 8": [10.0], f"{COMPILED}, batch 8": [40.0, 60.0]}
+    found = ratios({"arms": arms, "peers": peers, "masks_on_over_off": {"dflash": {"ratio": 0.9995}}})
+    assert found == {
+        "dflash over ordinary, off, T=1, batch 8": 2.4,
+        "ordinary, off, T=1, batch 8 over generate": 10.0,
+        "ordinary, off, T=1, batch 8 over generate, static and compiled": 2.0,
+        "ordinary, off, T=1, batch 8 over the best mode of generate": 2.0,
+        "masks on over off, dflash": 0.9995,
     }
-    figures = {"arms": arms, "peers": {"generate, batch 8": [10.0]}, "masks_on_over_off": {"dflash": 0.99951}}
-    assert ratios(figures, [8], ["off"], ["ordinary", "dflash"]).splitlines() == [
-        "dflash over ordinary, off, batch 8: 2.40",
-        "ordinary, off over generate, batch 8: 10.0",
-        "masks on over off, dflash: 0.9995",
+
+
+def test_the_share_of_time_in_spans():
+    spans = [(0.0, 50.0), (60.0, 70.0), (65.0, 80.0), (90.0, 100.0)]
+    assert share_of_later_half(spans) == pytest.approx(30 / 50)
+    assert share_of_later_half([*spans, (40.0, 95.0)]) == 1
+
+
+def command(folder, *more):
+    return [
+        *("--device", "cpu", "--target", str(pipes.target_folder()), "--results", str(folder), "--batches", "2"),
+        *("--draft", f"own={pipes.draft_folder()}", "--settings", "off", "top-K 32", "--tokens", "5", "--repeats", "1"),
+        *("--peer-batch", "2", "--peer-tokens", "2", "--on-off-rounds", "1", "--on-off-batch", "2"),
+        *("--on-off-tokens", "5", "--soak", "256", *more),
     ]
+
+
+def test_the_whole_command_and_a_part_that_fails(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODES, STATIC, {"cache_implementation": "no such"})
+    assert main(command(tmp_path, "--no-compiled-peer")) == 1
+    figures = json.loads((tmp_path / "engine.json").read_text())["figures"]
+    assert list(figures["errors"]) == [STATIC]
+    assert figures["not_run"] == []
+    assert len(figures["arms"]) == 2 * (2 + 2)
+    assert all(arm["tokens_a_round"] >= 1 and arm["ms_a_round"] > 0 for arm in figures["arms"].values())
+    assert set(figures["masks_on_over_off"]) == {"ordinary", "own"}
+    assert figures["soak"] == {"method": "own", "tokens": 256, "requested": 256, "masks": 256, **RIGHT}
+    assert "ordinary, off, greedy, batch 2 over generate" in figures["ratios"]
+
+
+def test_what_there_is_no_time_for_is_said(tmp_path, monkeypatch):
+    """The results of what ran before are there."""
+    assert main(command(tmp_path, "--seconds", "-1")) == 0
+    figures = json.loads((tmp_path / "engine.json").read_text())["figures"]
+    assert figures["not_run"] == ["loading the target"]
+    assert figures["arms"] == {}
+    monkeypatch.setattr(measure, "PROFILING_SECONDS", 1e6)
+    assert main(command(tmp_path, "--no-compiled-peer")) == 0
+    figures = json.loads((tmp_path / "engine.json").read_text())["figures"]
+    assert {"soak", EAGER, "masks on and off, own"} <= set(figures["not_run"])
+    assert figures["dtype"] == "torch.float32"

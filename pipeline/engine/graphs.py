@@ -26,6 +26,11 @@ class Graphs:
         self._seen: set[Hashable] = set()
         self._pool: Any = None
 
+    @property
+    def num_shapes(self) -> int:
+        """Keys that have run, and whose graph hasn't been given up."""
+        return len(self._seen)
+
     def run(self, key: Hashable, body: Callable[[], None]) -> None:
         """Queue the work on torch's current stream, which must not be the default one.
 

@@ -1,0 +1,61 @@
+"""What is measured, under which names and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model_loaders import Target
+from pipeline import SamplingParams
+from pipeline.demo import QUESTIONS
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "off": {"top_k": 64, "top_p": 0.95},
+    "top-K 32": {"top_k": 32, "return_sampling_mask": True, "sampling_logprobs": "support"},
+    "top-K 128": {"top_k": 128, "return_sampling_mask": True, "sampling_logprobs": "support"},
+    "filtered": {"top_k": 1024, "top_p": 0.95, "return_sampling_mask": True, "sampling_logprobs": "support"},
+}
+BRIEF = ("off", "top-K 32")
+ORDINARY = "ordinary"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One policy at one batch size, for every method."""
+
+    batch: int
+    temperature: float
+    setting: str
+
+    def arm(self, method: str) -> str:
+        """The name of a method's arm."""
+        return f"{method}, {self.setting}, {kind(self.temperature)}, batch {self.batch}"
+
+    def params(self, tokens: int) -> SamplingParams:
+        """For every request."""
+        return SamplingParams(
+            temperature=self.temperature, seed=0, max_new_tokens=tokens, ignore_eos=True, **SETTINGS[self.setting]
+        )
+
+
+def kind(temperature: float) -> str:
+    """For names."""
+    return "greedy" if temperature == 0 else f"T={temperature:g}"
+
+
+def cases(batches: Sequence[int], temperatures: Sequence[float], settings: Sequence[str]) -> list[Case]:
+    """All of them, the most asked for first."""
+    found = []
+    for batch in batches:
+        for temperature in temperatures if batch == batches[0] else temperatures[:1]:
+            of_it = settings if temperature == temperatures[0] else [name for name in settings if name in BRIEF]
+            found += [Case(batch, temperature, setting) for setting in of_it]
+    return found
+
+
+def prompts_for(target: Target, count: int) -> list[Any]:
+    """The demo's questions, over and over; token ids for a target without a chat template."""
+    if target.tokenizer is None or not target.tokenizer.chat_template:
+        return [[(7 * i + 3 * j + i * j) % target.vocab_size for j in range(20 + 5 * (i % 8))] for i in range(count)]
+    return [[{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}] for i in range(count)]
