@@ -1,52 +1,67 @@
 """Tokens a second of one job on one worker, and on several, each with a GPU of its own.
 
-    python -m benchmarks.scaling [--target demo] [--draft demo] [--workers 1 2] [--shards 12] [--device auto]
+    python -m benchmarks.scaling [--target demo] [--draft demo] [--workers 1 2] [--launcher processes | ray]
+                                 [--shards 16] [--shard-size 128] [--max-batch 128] [--tokens 256] [--device auto]
+                                 [--seconds 90] [--results FOLDER]
 
-Every worker gets as many shards of equal requests (EOS ignored), so more workers get a longer job; its first shards
-are those of the job for fewer. A worker's first shard, in which kernels are compiled and graphs captured, isn't
-counted, nor is the loading: a rate is the tokens of the other shards over the time from the first of their starts to
-the last of their ends. The tokens of shards that several jobs have are compared one by one.
+Every number of workers makes the same requests (EOS ignored, masks recorded), in shards, and the tokens of every sample
+are compared with those of the fewest workers'.
 
-`--launcher ray` is `pipeline.jobs.on_ray`; `processes` starts the same workers without Ray, on one machine.
+`--launcher processes` starts the most workers once, on the GPUs of CUDA_VISIBLE_DEVICES in turn (all by default). Each
+loads its pipeline and generates a shard's worth twice, so that kernels are compiled and graphs captured: its start-up.
+Then the jobs run one after another, the smaller ones on the first workers, while the others wait. A rate is the job's
+tokens over the time from its first order to its last result; "with start-up" that time and the start-up of the slowest
+of its workers are counted.
+
+`--launcher ray` is `pipeline.jobs.on_ray`: a rate leaves out each worker's first shard and the time before its end,
+"with start-up" is over the whole call.
+
+A job that isn't through after `--seconds` is cut: its rate is of the shards that were made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import queue
 import tempfile
-from collections.abc import Mapping
+import time
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
+from benchmarks.scaling_workers import Workers
 from pipeline import Rollouts, SamplingParams
 from pipeline.demo import QUESTIONS
 from pipeline.jobs import Job
-from pipeline.jobs.journal import Entry
-from pipeline.jobs.on_ray import ShardWorker, keywords_of, run_on_ray, worker_parts
+from pipeline.jobs.on_ray import run_on_ray
+
+Run = Callable[[Job, int], dict[str, float]]
 
 
-def main() -> None:
-    """Run the jobs, print the rates and their ratios, write the result."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the jobs, print the rates and their ratios, write the result; how many failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="demo")
     parser.add_argument("--draft", default="demo", help="none: ordinary decoding")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--shards", type=int, default=12, help="a worker")
-    parser.add_argument("--shard-size", type=int, default=512)
+    parser.add_argument("--shards", type=int, default=16, help="of the job")
+    parser.add_argument("--shard-size", type=int, default=128)
     parser.add_argument("--max-batch", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--launcher", choices=("ray", "processes"), default="ray")
-    options = parser.parse_args()
+    parser.add_argument("--launcher", choices=("ray", "processes"), default="processes")
+    parser.add_argument("--seconds", type=float, default=90, help="give out no shard after this long")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    parser.add_argument("--vocabulary", type=int, help="prompts of token ids below it, for a target without a template")
+    options = parser.parse_args(arguments)
 
+    deadline = time.monotonic() + options.seconds
     load = {
         "target": options.target,
         "draft": None if options.draft == "none" else options.draft,
@@ -55,83 +70,96 @@ def main() -> None:
         "max_length": 1024,
     }
     params = SamplingParams(
-        temperature=1.0,
-        top_k=64,
-        top_p=0.95,
-        seed=None,
-        max_new_tokens=options.tokens,
-        ignore_eos=True,
+        temperature=1.0, top_k=64, top_p=0.95, seed=None, max_new_tokens=options.tokens, ignore_eos=True,
         return_sampling_mask=True,
-    )
-    on_gpus = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    run = on_ray if options.launcher == "ray" else in_processes
-    rates, folders = {}, []
-    with tempfile.TemporaryDirectory() as work:
-        for workers in sorted(options.workers):
-            prompts = write_prompts(Path(work) / f"{workers}.jsonl", workers * options.shards * options.shard_size)
-            folder = Path(work) / f"job-{workers}"
-            with Job(folder, prompts, params, shard_size=options.shard_size) as job:
-                run(job, load, workers, on_gpus)
-                assert not job.missing
-                assert not job.summary.num_failed
-            rates[workers] = steady_rate(folder / "journal.jsonl", workers)
-            folders.append(folder)
-            print(f"{workers} workers: {rates[workers]:.0f} tokens/s", flush=True)
-        different = [num_different(folders[0], folder) for folder in folders[1:]]
-    first = min(rates)
-    ratios = {workers: rate / rates[first] for workers, rate in rates.items()}
-    for workers, differ in zip(sorted(rates)[1:], different, strict=True):
-        print(f"{workers} workers: {ratios[workers]:.2f} times {first}; {differ} shared samples with other tokens")
-    figures = vars(options) | {"tokens_per_second": rates, "ratio": ratios, "different_samples": different}
-    print(f"written to {write('scaling', figures | {'gpus': torch.cuda.device_count()})}")
+    )  # fmt: skip
+    gpus = visible_gpus() if options.device in ("auto", "cuda") else []
+    names = ("target", "draft", "shards", "shard_size", "max_batch", "tokens", "device", "launcher")
+    figures: dict[str, Any] = {name: getattr(options, name) for name in names}
+    figures |= {"gpus": len(gpus), "jobs": {}, "errors": {}}
+    workers: Workers | None = None
+    try:
+        run: Run = lambda job, count: on_ray(job, load, count, bool(gpus))  # noqa: E731
+        if options.launcher == "processes":
+            warm_up = [prompt(i, options.vocabulary) for i in range(options.shard_size)]
+            asked = [one.get("messages") or one["token_ids"] for one in warm_up]
+            workers = Workers(max(options.workers), load, (asked, params), gpus, deadline)
+            print(f"ready after {', '.join(f'{seconds:.1f}' for seconds in workers.startup_seconds)} s", flush=True)
+            run = lambda job, count: in_processes(workers, job, count)  # noqa: E731
+        with tempfile.TemporaryDirectory() as work:
+            prompts = write_prompts(
+                Path(work) / "prompts.jsonl", options.shards * options.shard_size, options.vocabulary
+            )
+            first: Path | None = None
+            for count in sorted(options.workers):
+                folder = Path(work) / f"job-{count}"
+                try:
+                    with Job(folder, prompts, params, shard_size=options.shard_size) as job:
+                        found = run(job, count) | {"tokens": job.summary.num_tokens, "missing": len(job.missing)}
+                        found["failed_samples"] = job.summary.num_failed
+                    if first is None:
+                        first = folder
+                    compared, different = compare(first, folder)
+                    found |= {"compared_samples": compared, "different_samples": different}
+                    figures["jobs"][str(count)] = found
+                except Exception as error:
+                    traceback.print_exc()
+                    figures["errors"][str(count)] = f"{type(error).__name__}: {error}"[:2000]
+                figures["ratios"] = ratios(figures["jobs"])
+                write("scaling", figures, options.results)
+                print(f"{count} workers: {figures['jobs'].get(str(count), 'failed')}", flush=True)
+    except Exception as error:  # the workers' start
+        traceback.print_exc()
+        figures["errors"]["start"] = f"{type(error).__name__}: {error}"[:2000]
+    finally:
+        if workers is not None:
+            workers.close()
+    print(f"{figures.get('ratios')}\nwritten to {write('scaling', figures, options.results)}")
+    return len(figures["errors"])
 
 
-def write_prompts(path: Path, count: int) -> Path:
-    """Chats with seeds of their own, so that jobs of any size have the same first requests."""
+def visible_gpus() -> list[str]:
+    """What each worker's CUDA_VISIBLE_DEVICES may be."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+def prompt(index: int, vocabulary: int | None) -> dict[str, Any]:
+    """What a line of the prompts file asks."""
+    if vocabulary is not None:
+        return {"token_ids": [(7 * index + 3 * j + index * j) % vocabulary for j in range(5 + index % 8)]}
+    return {"messages": [{"role": "user", "content": QUESTIONS[index % len(QUESTIONS)]}]}
+
+
+def write_prompts(path: Path, count: int, vocabulary: int | None = None) -> Path:
+    """Prompts with seeds of their own, so that every job has the same requests."""
     with path.open("w") as file:
         for i in range(count):
-            line = {"messages": [{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}], "params": {"seed": i}}
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(prompt(i, vocabulary) | {"params": {"seed": i}}) + "\n")
     return path
 
 
-def on_ray(job: Job, load: Mapping[str, Any], workers: int, on_gpus: bool) -> None:
+def in_processes(workers: Workers, job: Job, count: int) -> dict[str, float]:
+    """The job on the first `count` of the workers."""
+    seconds, startup = workers.run(job, count), max(workers.startup_seconds[:count])
+    tokens = job.summary.num_tokens
+    return {
+        "seconds": seconds,
+        "startup_seconds": startup,
+        "tokens_per_second": tokens / seconds,
+        "with_startup": tokens / (seconds + startup),
+    }
+
+
+def on_ray(job: Job, load: dict[str, Any], count: int, on_gpus: bool) -> dict[str, float]:
     """The job as the library runs it on Ray."""
-    run_on_ray(job, load, num_workers=workers, gpus_per_worker=1 if on_gpus else 0)
-
-
-def in_processes(job: Job, load: Mapping[str, Any], workers: int, on_gpus: bool) -> None:
-    """The same workers in processes of this machine, shard i to worker i modulo their number."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        job.begin(pool.apply(worker_parts, (dict(load),)))
-    made_of = (str(job.folder.path), str(job.prompts), keywords_of(job.params), dict(load), job.provenance)
-    lines = context.Queue()
-    started = [
-        context.Process(target=_work, args=(made_of, job.missing[i::workers], i if on_gpus else None, lines))
-        for i in range(workers)
-    ]
-    for process in started:
-        process.start()
-    while job.missing:
-        try:
-            entry = Entry.read(lines.get(timeout=5))
-        except queue.Empty:
-            if any(process.exitcode for process in started):
-                raise SystemExit("a worker ended early, expected it to make its shards: see its traceback") from None
-            continue
-        assert entry is not None
-        job.record(entry)
-    for process in started:
-        process.join()
-
-
-def _work(made_of: tuple[Any, ...], shards: list[int], gpu: int | None, lines: Any) -> None:
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)  # before anything asks CUDA
-    worker = ShardWorker(*made_of)
-    for shard in shards:
-        lines.put(worker.make(shard).line())
+    started = time.perf_counter()
+    run_on_ray(job, load, num_workers=count, gpus_per_worker=1 if on_gpus else 0)
+    seconds = time.perf_counter() - started
+    rate = steady_rate(job.folder.path / "journal.jsonl", count)
+    return {"seconds": seconds, "tokens_per_second": rate, "with_startup": job.summary.num_tokens / seconds}
 
 
 def steady_rate(journal: Path, workers: int) -> float:
@@ -149,14 +177,26 @@ def steady_rate(journal: Path, workers: int) -> float:
     return sum(entry["summary"]["num_tokens"] for entry in counted) / (ended - began)
 
 
-def num_different(one: Path, other: Path) -> int:
-    """Samples of the shards that both jobs have, with other tokens in one than in the other."""
-    different = 0
+def ratios(jobs: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Each job's rates over those of the fewest workers."""
+    if not jobs:
+        return {}
+    base = jobs[min(jobs, key=int)]
+    rates = ("tokens_per_second", "with_startup")
+    return {count: {name: one[name] / base[name] for name in rates} for count, one in jobs.items()}
+
+
+def compare(one: Path, other: Path) -> tuple[int, int]:
+    """Samples of the shards that both jobs have, and those of them whose tokens differ."""
+    compared = different = 0
     for path in sorted(one.glob("*.parquet")):
-        pairs = zip(Rollouts.from_parquet(path), Rollouts.from_parquet(other / path.name), strict=True)
-        different += sum(not np.array_equal(a.token_ids, b.token_ids) for a, b in pairs)
-    return different
+        if not (other / path.name).exists():
+            continue
+        for a, b in zip(Rollouts.from_parquet(path), Rollouts.from_parquet(other / path.name), strict=True):
+            compared += 1
+            different += not np.array_equal(a.token_ids, b.token_ids)
+    return compared, different
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
