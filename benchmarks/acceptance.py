@@ -2,6 +2,7 @@
 
     python -m benchmarks.acceptance --prompts gsm8k.jsonl mt-bench.jsonl ... [--draft demo [FOLDER ...]]
                                     [--count 20] [--tokens 128] [--temperatures 0 1] [--top-k K] [--top-p P]
+                                    [--seconds S]
     python -m benchmarks.acceptance --table [--into FILE]
 
 A prompt file has a JSON object a line: {"turns": [first turn, ...]} or whatever `python -m pipeline generate` reads.
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no arm after this long")
     parser.add_argument("--table", action="store_true", help="print the tables of the results instead")
     parser.add_argument("--into", type=Path, metavar="FILE", help="with --table: put them between FILE's markers")
     options = parser.parse_args()
@@ -53,13 +57,7 @@ def main() -> None:
         parser.error("--prompts is missing: the files of prompts to measure on")
     sets = {path.stem: first_turns(path, options.count) for path in options.prompts}
     target = load_target(options.target, device=options.device)
-    arms = []
-    for name in options.draft:
-        for temperature in options.temperatures:
-            for proposal in ("argmax", "sample") if temperature else ("argmax",):
-                arm = {"draft": name, "temperature": temperature, "proposal": proposal}
-                arms.append(arm | measure(target, name, proposal, sets, sampling(options, temperature), options.batch))
-                print(line(arms[-1]), flush=True)
+    arms: list[dict[str, Any]] = []
     figures = {
         "target": options.target,
         "prompts_a_set": options.count,
@@ -67,8 +65,30 @@ def main() -> None:
         "top_k": options.top_k,
         "top_p": options.top_p,
         "arms": arms,
+        "errors": {},
+        "not_run": [],
     }
-    print(f"written to {write(NAME, figures)}")
+    deadline = time.monotonic() + options.seconds
+    for name in options.draft:
+        for temperature in options.temperatures:
+            for proposal in ("argmax", "sample") if temperature else ("argmax",):
+                arm = {"draft": name, "temperature": temperature, "proposal": proposal}
+                label = f"{name}, T={temperature:g}, {proposal}"
+                if time.monotonic() > deadline:
+                    figures["not_run"].append(label)
+                    continue
+                try:
+                    found = measure(target, name, proposal, sets, sampling(options, temperature), options.batch)
+                except Exception as error:  # the other arms go on
+                    traceback.print_exc()
+                    figures["errors"][label] = f"{type(error).__name__}: {error}"
+                else:
+                    arms.append(arm | found)
+                    print(line(arms[-1]), flush=True)
+                write(NAME, figures)
+    print(f"written to {write(NAME, figures)}; not run: {figures['not_run']}; failed: {list(figures['errors'])}")
+    if figures["errors"]:
+        raise SystemExit(1)
 
 
 def first_turns(path: Path, count: int) -> list[Prompted]:
