@@ -1,7 +1,7 @@
 """Kernels with explicit signatures over raw pointers, compiled once, launched on CuPy's current stream.
 
 A launch passes an address for each array: Numba would otherwise unpack every array anew, which costs more than
-these kernels run. To work on torch's stream: `with cupy.cuda.Stream.from_external(torch_stream): ...`.
+these kernels run. To work on torch's stream: `with gpu.on_stream(torch_stream.cuda_stream): ...`.
 """
 
 import warnings
