@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--target", required=True, help='"demo", a hub name, a local folder or a GGUF file')
     command.add_argument(
         "--draft",
-        help='"demo", "ngram" (prompt lookup), a hub name or a local folder (default: none, ordinary decoding)',
+        help='"demo", "demo-dspark", "ngram" (prompt lookup), a hub name or a local folder (default: none)',
     )
     command.add_argument(
         "--prompts",

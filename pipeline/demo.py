@@ -1,4 +1,4 @@
-"""``python -m pipeline.demo``: the demo pair, ordinary and speculative, with masks; prints a table, writes rollouts."""
+"""``python -m pipeline.demo``: the demo target, ordinary and with its drafts, with masks; a table and Parquet files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model_loaders import load_draft, load_target
 from pipeline import Rollouts, SamplingParams, SpeculativePipeline
 
 QUESTIONS = (
@@ -23,10 +24,10 @@ QUESTIONS = (
 
 
 def main() -> None:
-    """Parse the options, run both arms on the same prompts and seeds, print and write."""
+    """Parse the options, run all arms on the same prompts and seeds, print and write."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--draft", default="demo")
+    parser.add_argument("--draft", nargs="*", default=["demo", "demo-dspark"], help="one arm each, beside ordinary")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--max-batch", type=int, default=4)
@@ -48,11 +49,11 @@ def main() -> None:
     }
     options.output.mkdir(parents=True, exist_ok=True)
     lines = []
-    for method, draft in (("ordinary", None), ("speculative", options.draft)):
-        pipe = SpeculativePipeline.from_pretrained(
-            options.target, draft, device=options.device, max_batch=options.max_batch, max_length=2048
-        )
-        name = pipe.capabilities.method or method
+    target = load_target(options.target, device=options.device)
+    for draft in (None, *options.draft):
+        drafting = None if draft is None else load_draft(draft, target)
+        pipe = SpeculativePipeline(target, drafting, max_batch=options.max_batch, max_length=2048)
+        name = pipe.capabilities.method or "ordinary"
         pipe.generate(prompts[:1], SamplingParams(max_new_tokens=8, top_k=64, top_p=0.95, return_sampling_mask=True))
         for policy, params in policies.items():
             print(f"{name}, {policy}:")

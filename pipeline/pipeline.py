@@ -122,9 +122,9 @@ class SpeculativePipeline:
 
         Args:
             target: "demo", a hub name, a local folder (safetensors or GGUF) or a GGUF file.
-            draft: "demo", a hub name or a local folder of a draft for this target; "ngram": prompt lookup
-                (`pipeline.ngram.NgramProposer`), for a target without a draft; a proposer of your own; None: ordinary
-                decoding.
+            draft: "demo", "demo-dspark", a hub name or a local folder of a draft for this target; "ngram": prompt
+                lookup (`pipeline.ngram.NgramProposer`), for a target without a draft; a proposer of your own; None:
+                ordinary decoding.
             device: "auto" (CUDA if there is one), "cpu" or "cuda".
             dtype: "auto" (bfloat16 on CUDA, float32 on the CPU), or a name of torch's.
             options: `max_batch`, `max_length`, `filter_order`, `max_support`, `allow_unbounded_support`,

@@ -452,13 +452,15 @@ def test_hub_names(folder, target, monkeypatch):
     assert (draft.name, draft.revision) == ("someone/some-draft", folder.name)
 
 
-def test_the_shipped_demo_draft_is_the_cards():
+@pytest.mark.parametrize(("name", "method", "rows"), [("demo", "dflash", 8), ("demo-dspark", "dspark", 7)])
+def test_the_shipped_demo_drafts_are_the_cards(name, method, rows):
     """It loads for a target of the demo's size, is the file that the card names, and is small enough to ship."""
     target = SimpleNamespace(
         hidden_size=576, num_layers=30, vocab_size=49152, device=torch.device("cpu"), dtype=torch.float32
     )
-    draft = load_draft("demo", target)
-    assert (draft.block_size, draft.target_layer_ids) == (8, (1, 7, 14, 20, 27))
-    card = (draft_checkpoint.DEMO_DRAFT / "README.md").read_text(encoding="utf-8")
+    draft = load_draft(name, target)
+    assert (draft.method, draft.num_drafts, draft.block_size) == (method, 7, rows)
+    assert draft.target_layer_ids == (1, 7, 14, 20, 27)
+    card = (draft_checkpoint.DEMO_DRAFTS[name] / "README.md").read_text(encoding="utf-8")
     assert draft.sha256 in card
     assert sum(path.stat().st_size for path in draft.files) < 20_000_000

@@ -33,7 +33,10 @@ from model_loaders.file_checks import num_elements, refuse_larger_model
 from model_loaders.packed_linear import pack_linears
 from model_loaders.target_checkpoint import explained, other_dtypes, read_json_object, refuse_other_dtypes
 
-DEMO_DRAFT = Path(__file__).parent.parent / "demo_draft"
+DEMO_DRAFTS = {
+    "demo": Path(__file__).parent.parent / "demo_draft",
+    "demo-dspark": Path(__file__).parent.parent / "demo_dspark",
+}
 
 # A configuration's class says which method it is: its module and its draft.
 METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
@@ -46,8 +49,8 @@ METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
 def load_draft(name: str | Path, target: Any, *, revision: str | None = None) -> BlockDraft:
     """The draft `name` on the target's device and in its dtype, checked against the target.
 
-    name: "demo" (the draft shipped for the demo target), a local folder, or a hub name. revision: a hub
-    branch, tag or commit. Raises CheckpointError for anything that doesn't fit.
+    name: "demo" or "demo-dspark" (the drafts shipped for the demo target), a local folder, or a hub name. revision: a
+    hub branch, tag or commit. Raises CheckpointError for anything that doesn't fit.
     """
     name = str(name)
     with explained(f"draft={name!r}: not usable as a draft"):
@@ -117,12 +120,12 @@ def save_draft(
 
 def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
     """The local folder of a draft, and its revision (the hub's commit for a hub name)."""
-    if name == "demo":
-        return DEMO_DRAFT, None
+    if name in DEMO_DRAFTS:
+        return DEMO_DRAFTS[name], None
     if (folder := Path(name).expanduser()).is_dir():
         return folder, revision
     if folder.is_absolute() or name.startswith((".", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise CheckpointError(f"draft={name!r}: no such folder; expected 'demo', a folder or a hub name")
+        raise CheckpointError(f"draft={name!r}: no such folder; expected 'demo', 'demo-dspark', a folder or a hub name")
     from huggingface_hub import snapshot_download
 
     try:
