@@ -1,6 +1,8 @@
 """Kernels of the sampler, on NumPy or CuPy arrays: filter, verification, capture, penalties, masks, replay, Philox.
 
 adjust_logits    penalties and bias, each row on its own prefix; restrict_logits: only tokens that a bitmask allows
+history_words, count_committed
+                 a slot's history, a word a token, and what a round adds to it
 prompt_lookup    drafts from what followed the last tokens before
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
 verify_chain     which drafts are kept, and the token after them
@@ -18,7 +20,15 @@ row_sums         the sum of each row of CSR entries
 """
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
-from gpu.adjust import History, LogitBias, adjust_logits, restrict_logits
+from gpu.adjust import (
+    History,
+    LogitBias,
+    SlotHistory,
+    adjust_logits,
+    count_committed,
+    history_words,
+    restrict_logits,
+)
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks
 from gpu.device.foreign import array_at, on_stream
 from gpu.lookup import prompt_lookup
@@ -50,12 +60,15 @@ __all__ = [
     "LogitBias",
     "Progress",
     "RoundBuffer",
+    "SlotHistory",
     "Support",
     "Verdict",
     "adjust_logits",
     "advance",
     "array_at",
     "capture_masks",
+    "count_committed",
+    "history_words",
     "on_stream",
     "pack_masks",
     "philox_4x32",

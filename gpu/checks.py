@@ -31,3 +31,10 @@ def check_csr(name: str, offsets: np.ndarray, num_rows: int, num_entries: int) -
     if offsets[0] != 0 or offsets[-1] != num_entries or (np.diff(offsets) < 0).any():
         raise ValueError(f"{name}={offsets.tolist()}, expected ascending offsets from 0 to {num_entries}")
     return offsets
+
+
+def check_ids(name: str, ids: np.ndarray, vocabulary: int) -> np.ndarray:
+    """int32 token ids [n] in 0..vocabulary-1."""
+    ids = check_array(name, ids, np.int32, (np.size(ids),))
+    check_range(name, ids, (ids >= 0) & (ids < vocabulary), f"a token id below {vocabulary}")
+    return ids

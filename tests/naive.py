@@ -138,8 +138,8 @@ def top_logprobs(row, logits, k):
     return np.array(ids + [-1] * pad), np.array([row.logprobs[i] for i in ids] + [-np.inf] * pad)
 
 
-def adjust(logits, prompt, output, repetition, frequency, presence, bias):
-    """Penalties and bias of one row, in float32 like the library; prompt and output are token lists."""
+def adjust(logits, prompt, output, repetition, frequency, presence, bias, banned=()):
+    """Penalties, bias and banned tokens of one row, in float32 like the library; prompt and output are token lists."""
     adjusted = logits.copy()
     for token in sorted(set(prompt) | set(output)):
         count = output.count(token)
@@ -152,6 +152,8 @@ def adjust(logits, prompt, output, repetition, frequency, presence, bias):
         adjusted[token] = x
     for token, value in bias:
         adjusted[token] = np.float32(adjusted[token] + np.float32(value))
+    for token in banned:
+        adjusted[token] = -np.inf
     return adjusted
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu import History, LogitBias, adjust_logits
-from tests import naive
-from tests.strategies import fuzz, landscape
+from gpu import DECODING, History, LogitBias, SlotHistory, adjust_logits, count_committed, history_words
+from tests import device_adjust, naive
+from tests.strategies import DTYPES, cast, fuzz, landscape
 
 
 def history_of(prompts, outputs):
@@ -68,6 +68,93 @@ def test_each_row_is_the_oracles(data, size):
                 own = [values[b] for values in penalties.values()]
                 want = naive.adjust(logits[b, i], prompts[b], outputs[b] + before, *own, bias[b])
             np.testing.assert_array_equal(got[b, i], want)
+
+
+@fuzz
+@given(data=st.data(), size=st.sampled_from([1, 2, 33, 257]), dtype=st.sampled_from(DTYPES))
+def test_each_row_of_a_slot_is_the_oracles(data, size, dtype):
+    """Through rounds that commit: what they counted is the next one's history."""
+    batch, width = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    kinds = st.sampled_from(["normal", "zeros", "holes", "few_values"])
+    tokens = st.lists(st.integers(0, size - 1), max_size=8)
+    prompts, outputs, endings = ([data.draw(tokens) for _ in range(batch)] for _ in range(3))
+    penalties = {
+        "repetition_penalty": np.array([data.draw(st.sampled_from([1.0, 1.3, 0.5])) for _ in range(batch)], "f4"),
+        "frequency_penalty": np.array([data.draw(st.sampled_from([0.0, 0.7, -0.4])) for _ in range(batch)], "f4"),
+        "presence_penalty": np.array([data.draw(st.sampled_from([0.0, 1.1, -2.0])) for _ in range(batch)], "f4"),
+    }
+    history = SlotHistory(
+        words=np.stack([history_words(size, *map(ids, of)) for of in zip(prompts, outputs, endings, strict=True)]),
+        bias=rng.choice(np.array([-np.inf, -100.0, 0.0, 0.0, 0.3], np.float32), (batch, size)),
+        generated=np.array([len(output) for output in outputs]),
+        min_new_tokens=rng.integers(0, 12, batch),
+    )
+    for _ in range(2):
+        x = np.stack([landscape(data.draw(kinds), size, rng) for _ in range(batch * width)])
+        logits = cast(x.reshape(batch, width, size), dtype)
+        values = naive.decode(logits).astype(np.float32)
+        drafts = rng.integers(0, min(size, 6), (batch, width - 1)).astype(np.int32)
+        num_drafts = rng.integers(0, width, batch).astype(np.int32)
+        got = np.empty(logits.shape, np.float32)
+        adjust_logits(logits, drafts, num_drafts, history=history, **penalties, out=got)
+        for b in range(batch):
+            for i in range(width):
+                want = values[b, i]
+                if i <= num_drafts[b]:
+                    output = outputs[b] + drafts[b, :i].tolist()
+                    own = [each[b] for each in penalties.values()]
+                    banned = endings[b] if len(output) < history.min_new_tokens[b] else ()
+                    want = naive.adjust(want, prompts[b], output, *own, list(enumerate(history.bias[b])), banned)
+                np.testing.assert_array_equal(got[b, i], want)
+        verdict, phases = device_adjust.a_verdict(rng, batch, width, size)
+        count_committed(history.words, verdict, phases, DECODING)
+        for b in np.flatnonzero(phases == DECODING):
+            committed = verdict.tokens[b, : verdict.num_committed[b]].tolist()
+            outputs[b] += [token for token in committed if 0 <= token < size]
+            history.generated[b] = len(outputs[b])
+
+
+def ids(tokens):
+    return np.array(tokens, np.int32)
+
+
+def test_slots_and_lists_are_the_same_to_the_last_bit():
+    rng = np.random.default_rng(1)
+    x = np.stack([landscape("normal", 257, rng) for _ in range(8)]).reshape(2, 4, 257)
+    prompts, outputs = rng.integers(0, 257, (2, 2, 40)).tolist()
+    drafts, num_drafts = rng.integers(0, 257, (2, 3)).astype(np.int32), np.array([3, 2], np.int32)
+    values = {"repetition_penalty": np.float32([1.3, 0.9]), "frequency_penalty": np.float32([0.1, 0.0])}
+    bias = rng.normal(size=(2, 257)).astype(np.float32)
+    words = np.stack([history_words(257, ids(prompts[b]), ids(outputs[b])) for b in range(2)])
+    slots = SlotHistory(words, bias, np.array([40, 40]), np.array([99, 99]))
+    lists, biases = history_of(prompts, outputs), bias_of([list(enumerate(row)) for row in bias])
+    adjusted = x.copy()
+    adjust_logits(x, drafts, num_drafts, history=slots, **values)
+    adjust_logits(adjusted, drafts, num_drafts, history=lists, logit_bias=biases, **values)
+    np.testing.assert_array_equal(x.view(np.int32), adjusted.view(np.int32))
+
+
+def test_a_slot_that_nobody_adjusts_keeps_its_bits():
+    x = landscape("zeros", 257, np.random.default_rng(15)).reshape(1, 1, 257).repeat(2, 1)
+    x[:, :, 5], x[:, :, 6] = np.nan, -np.inf
+    before = x.copy()
+    words = history_words(257, ids([1, 2]), ids([3, 3]), [7])[None]
+    history = SlotHistory(words, np.full((1, 257), -0.0, np.float32), np.ones(1, np.int64), np.zeros(1, np.int64))
+    penalties = np.ones(1, np.float32), np.full(1, -0.0, np.float32), np.zeros(1, np.float32)
+    names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    num_drafts = np.ones(1, np.int32)
+    adjust_logits(x, ids([[3]]), num_drafts, history=history, **dict(zip(names, penalties, strict=True)))
+    np.testing.assert_array_equal(x.view(np.int32), before.view(np.int32))
+
+
+def test_bad_arguments_of_slots():
+    for call, message in device_adjust.check_slot_arguments(lambda array: array):
+        with pytest.raises(ValueError, match=message):
+            call()
+    for name, of in {"prompt": ([9], [], []), "output": ([], [-1], []), "endings": ([], [], [4])}.items():
+        with pytest.raises(ValueError, match=rf"{name}\[0\]=.*, expected a token id below 4"):
+            history_words(4, ids(of[0]), ids(of[1]), of[2])
 
 
 def test_neutral_requests_keep_their_bits():

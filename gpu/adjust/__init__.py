@@ -1,7 +1,17 @@
-"""Penalties, bias and restriction to allowed tokens, in place, each row on its own prefix."""
+"""Penalties, bias and restriction to allowed tokens, each row on its own prefix; counting what was committed."""
 
 from gpu.adjust.adjust import adjust_logits
-from gpu.adjust.record import History, LogitBias
+from gpu.adjust.count import count_committed
+from gpu.adjust.record import History, LogitBias, SlotHistory
 from gpu.adjust.restrict import restrict_logits
+from gpu.adjust.words import history_words
 
-__all__ = ["History", "LogitBias", "adjust_logits", "restrict_logits"]
+__all__ = [
+    "History",
+    "LogitBias",
+    "SlotHistory",
+    "adjust_logits",
+    "count_committed",
+    "history_words",
+    "restrict_logits",
+]

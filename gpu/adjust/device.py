@@ -12,10 +12,10 @@ from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits
 
 
-def in_place(logits: Array, view: DeviceLogits, kind: type) -> Any:
+def in_place(logits: Array, view: DeviceLogits, kind: type, name: str = "logits") -> Any:
     """The logits as a kernel of elements of this type writes them. ValueError for rows that share memory."""
     if any(step == 0 and length > 1 for step, length in zip(logits.strides, logits.shape, strict=True)):
-        raise ValueError(f"logits.strides={logits.strides}, expected rows of their own: they are written")
+        raise ValueError(f"{name}.strides={logits.strides}, expected rows of their own: they are written")
     if not SIMULATED:
         return logits.data.ptr
     span = (logits.shape[0] - 1) * view.request_step + (view.width - 1) * view.row_step + view.vocabulary
@@ -29,6 +29,29 @@ def _entries(name: str, ids: Array, **others: tuple[Array, type]) -> list[Any]:
     for field, (value, dtype) in others.items():
         check_device(f"{name}.{field}", value, dtype, (ids.size,))
     return [pointer(ids), *(pointer(value) for value, _ in others.values()), ids.size]
+
+
+def check_drafts(draft_tokens: Array, num_drafts: Array, batch: int, width: int) -> None:
+    """ValueError unless both are as `adjust_logits` takes them."""
+    check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
+    check_device("num_drafts", num_drafts, np.int32, (batch,))
+
+
+def check_penalties(
+    batch: int, repetition: Array | None, frequency: Array | None, presence: Array | None, nothing: Any
+) -> tuple[int, list[Any]]:
+    """Which of the three there are, as bits, and their pointers, `nothing` in place of one that isn't."""
+    given, pointers = 0, []
+    for bit, name, values in (
+        (HAS_REPETITION, "repetition_penalty", repetition),
+        (HAS_FREQUENCY, "frequency_penalty", frequency),
+        (HAS_PRESENCE, "presence_penalty", presence),
+    ):
+        if values is not None:
+            check_device(name, values, np.float32, (batch,))
+            given |= bit
+        pointers.append(nothing if values is None else pointer(values))
+    return given, pointers
 
 
 def adjust(
@@ -46,19 +69,9 @@ def adjust(
         raise ValueError(f"logits.dtype={logits.dtype}, expected float32")
     view = device_logits(logits, 3)
     batch, width, vocabulary = logits.shape
-    check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
-    check_device("num_drafts", num_drafts, np.int32, (batch,))
-    given, nothing = 0, pointer(num_drafts)  # what isn't given isn't read
-    penalties = []
-    for bit, name, values in (
-        (HAS_REPETITION, "repetition_penalty", repetition_penalty),
-        (HAS_FREQUENCY, "frequency_penalty", frequency_penalty),
-        (HAS_PRESENCE, "presence_penalty", presence_penalty),
-    ):
-        if values is not None:
-            check_device(name, values, np.float32, (batch,))
-            given |= bit
-        penalties.append(nothing if values is None else pointer(values))
+    check_drafts(draft_tokens, num_drafts, batch, width)
+    nothing = pointer(num_drafts)  # what isn't given isn't read
+    given, penalties = check_penalties(batch, repetition_penalty, frequency_penalty, presence_penalty, nothing)
     seen = [nothing, nothing, nothing, 0]
     if history is not None:
         check_device("history.offsets", history.offsets, np.int64, (batch + 1,))

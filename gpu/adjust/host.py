@@ -1,11 +1,13 @@
 """Penalties and bias on the host: one row a thread."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit, prange
 
-from gpu.adjust.penalty import penalise
+from gpu.adjust.penalty import is_neutral, penalise
 from gpu.adjust.record import History, LogitBias
-from gpu.checks import check_array, check_csr, check_range
+from gpu.checks import check_array, check_csr, check_ids, check_range
 
 
 @njit(nogil=True)
@@ -41,8 +43,7 @@ def _adjust(
         b, i = np.int64(index) // width, np.int64(index) % width  # prange counts in uint64
         if i > num_drafts[b]:
             continue
-        neutral = repetition[b] == np.float32(1.0) and frequency[b] == 0 and presence[b] == 0
-        if not neutral:
+        if not is_neutral(repetition[b], frequency[b], presence[b]):
             first, last = offsets[b], offsets[b + 1]
             _penalise_row(
                 logits[b, i], ids[first:last], counts[first:last], draft_tokens[b], i,
@@ -53,14 +54,8 @@ def _adjust(
                 logits[b, i, bias_ids[j]] += bias_values[j]
 
 
-def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> np.ndarray:
-    ids = check_array(name, ids, np.int32, ids.shape)
-    check_range(name, ids, (ids >= 0) & (ids < vocabulary), f"a token id below {vocabulary}")
-    return ids
-
-
 def _check_history(history: History, batch: int, vocabulary: int) -> History:
-    ids = _check_ids("history.token_ids", history.token_ids, vocabulary)
+    ids = check_ids("history.token_ids", history.token_ids, vocabulary)
     offsets = check_csr("history.offsets", history.offsets, batch, ids.size)
     counts = check_array("history.output_counts", history.output_counts, np.int32, ids.shape)
     in_prompt = check_array("history.in_prompt", history.in_prompt, np.bool_, ids.shape)
@@ -70,6 +65,44 @@ def _check_history(history: History, batch: int, vocabulary: int) -> History:
     if ((np.diff(ids) <= 0) & (np.diff(request) == 0)).any():
         raise ValueError(f"history.token_ids={ids}, expected strictly ascending ids within each request")
     return History(offsets, ids, counts, in_prompt)
+
+
+class Penalties(NamedTuple):
+    """float32 [B] each."""
+
+    repetition: np.ndarray
+    frequency: np.ndarray
+    presence: np.ndarray
+
+
+def check_penalties(
+    batch: int, repetition: np.ndarray | None, frequency: np.ndarray | None, presence: np.ndarray | None
+) -> Penalties:
+    """The three as arrays, neutral where they are None. ValueError for what isn't a penalty."""
+
+    def penalty(name: str, values: np.ndarray | None, neutral: float) -> np.ndarray:
+        if values is None:
+            return np.full(batch, neutral, np.float32)
+        values = check_array(name, values, np.float32, (batch,))
+        good = np.isfinite(values) & ((values > 0) if neutral else True)
+        check_range(name, values, good, "a finite number above 0" if neutral else "a finite number")
+        return values
+
+    return Penalties(
+        penalty("repetition_penalty", repetition, 1.0),
+        penalty("frequency_penalty", frequency, 0.0),
+        penalty("presence_penalty", presence, 0.0),
+    )
+
+
+def check_drafts(
+    draft_tokens: np.ndarray, num_drafts: np.ndarray, batch: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both, if they are as `adjust_logits` takes them."""
+    draft_tokens = check_array("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
+    num_drafts = check_array("num_drafts", num_drafts, np.int32, (batch,))
+    check_range("num_drafts", num_drafts, (num_drafts >= 0) & (num_drafts < width), f"0..{width - 1}")
+    return draft_tokens, num_drafts
 
 
 def adjust(
@@ -87,21 +120,8 @@ def adjust(
         got = f"{getattr(logits, 'dtype', type(logits).__name__)}{list(getattr(logits, 'shape', ()))}"
         raise ValueError(f"logits={got}, expected a NumPy array float32 [B, W, V]")
     batch, width, vocabulary = logits.shape
-    draft_tokens = check_array("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
-    num_drafts = check_array("num_drafts", num_drafts, np.int32, (batch,))
-    check_range("num_drafts", num_drafts, (num_drafts >= 0) & (num_drafts < width), f"0..{width - 1}")
-
-    def penalty(name: str, values: np.ndarray | None, neutral: float) -> np.ndarray:
-        if values is None:
-            return np.full(batch, neutral, np.float32)
-        values = check_array(name, values, np.float32, (batch,))
-        good = np.isfinite(values) & ((values > 0) if neutral else True)
-        check_range(name, values, good, "a finite number above 0" if neutral else "a finite number")
-        return values
-
-    repetition = penalty("repetition_penalty", repetition_penalty, 1.0)
-    frequency = penalty("frequency_penalty", frequency_penalty, 0.0)
-    presence = penalty("presence_penalty", presence_penalty, 0.0)
+    draft_tokens, num_drafts = check_drafts(draft_tokens, num_drafts, batch, width)
+    repetition, frequency, presence = check_penalties(batch, repetition_penalty, frequency_penalty, presence_penalty)
     none = np.zeros(batch + 1, np.int64), np.empty(0, np.int32)
     seen = History(*none, np.empty(0, np.int32), np.empty(0, np.bool_))
     if (repetition == 1).all() and not frequency.any() and not presence.any():
@@ -111,7 +131,7 @@ def adjust(
         seen = _check_history(history, batch, vocabulary)
     bias = LogitBias(*none, np.empty(0, np.float32))
     if logit_bias is not None:
-        bias_ids = _check_ids("logit_bias.token_ids", logit_bias.token_ids, vocabulary)
+        bias_ids = check_ids("logit_bias.token_ids", logit_bias.token_ids, vocabulary)
         offsets = check_csr("logit_bias.offsets", logit_bias.offsets, batch, bias_ids.size)
         values = check_array("logit_bias.values", logit_bias.values, np.float32, bias_ids.shape)
         check_range("logit_bias.values", values, values < np.inf, "a number below +inf")

@@ -9,13 +9,26 @@ from functools import lru_cache
 import numpy as np
 from numba import cuda, float32, int32, int64, void
 
-from gpu.adjust.penalty import penalise
+from gpu.adjust.penalty import is_neutral, penalise
 from gpu.device.launch import Kernel, pointer_to
 from gpu.weights import MAX_VOCABULARY
 
 THREADS = 512
 HAS_HISTORY, HAS_REPETITION, HAS_FREQUENCY, HAS_PRESENCE, HAS_BIAS = 1, 2, 4, 8, 16  # which arguments are there
 _MARKS = MAX_VOCABULARY // 32
+
+
+@cuda.jit(device=True)
+def penalties_of(given, request, repetitions, frequencies, presences):
+    """The three penalties of a request, neutral where they aren't given."""
+    repetition, frequency, presence = np.float32(1.0), np.float32(0.0), np.float32(0.0)
+    if given & HAS_REPETITION:
+        repetition = np.float32(repetitions[request])
+    if given & HAS_FREQUENCY:
+        frequency = np.float32(frequencies[request])
+    if given & HAS_PRESENCE:
+        presence = np.float32(presences[request])
+    return repetition, frequency, presence
 
 
 @cuda.jit(device=True)
@@ -107,14 +120,8 @@ def adjust_kernel(threads: int = THREADS) -> Kernel:
         if i > num_drafts[request]:
             return
         start = np.int64(np.int64(request) * request_step + np.int64(i) * row_step)
-        repetition, frequency, presence = np.float32(1.0), np.float32(0.0), np.float32(0.0)
-        if given & HAS_REPETITION:
-            repetition = np.float32(repetitions[request])
-        if given & HAS_FREQUENCY:
-            frequency = np.float32(frequencies[request])
-        if given & HAS_PRESENCE:
-            presence = np.float32(presences[request])
-        if repetition != np.float32(1.0) or frequency != 0 or presence != 0:
+        repetition, frequency, presence = penalties_of(given, request, repetitions, frequencies, presences)
+        if not is_neutral(repetition, frequency, presence):
             first, last = np.int64(0), np.int64(0)
             if given & HAS_HISTORY:
                 first, last = _bounds(offsets, request, num_ids)

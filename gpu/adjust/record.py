@@ -22,3 +22,17 @@ class LogitBias:
     offsets: Array  # int64 [B+1]
     token_ids: Array  # int32 [nnz]
     values: Array  # float32 [nnz]: not NaN, not +inf
+
+
+@dataclass(frozen=True)
+class SlotHistory:
+    """What slots have seen, a word a token, kept where it grows: on a device, before the host has read it.
+
+    `history_words` makes a slot's words, `count_committed` keeps them up. It has the slots' biases too, and bans the
+    tokens that end an output while the output is short: row i is the output's token `generated` + i.
+    """
+
+    words: Array  # int32 [B, V]: see gpu/adjust/words.py
+    bias: Array  # float32 [B, V], added: not NaN, not +inf; -inf forbids a token
+    generated: Array  # int64 [B]: tokens of the output
+    min_new_tokens: Array  # int64 [B]: tokens of an output that may end

@@ -4,7 +4,9 @@ from functools import partial
 
 import pytest
 
+import gpu.adjust.count_device
 import gpu.adjust.device
+import gpu.adjust.slots_device
 import gpu.random.device
 import gpu.support.device
 import gpu.top_tokens.device
@@ -16,6 +18,8 @@ KERNELS = (
     (gpu.support.device, "pick_kernel"),
     (gpu.top_tokens.device, "top_kernel"),
     (gpu.adjust.device, "adjust_kernel"),
+    (gpu.adjust.slots_device, "slots_kernel"),
+    (gpu.adjust.count_device, "count_kernel"),
     (gpu.random.device, "uniforms_kernel"),
 )
 
@@ -40,6 +44,15 @@ def test_adjusted_logits_are_the_hosts(name):
     device_adjust.check_case(up, down, name)
 
 
+@pytest.mark.parametrize("name", device_adjust.SLOT_CASES)
+def test_adjusted_logits_of_slots_are_the_hosts(name):
+    device_adjust.check_slot_case(up, down, name)
+
+
+def test_committed_tokens_are_counted_as_on_the_host():
+    device_adjust.check_count(up, down)
+
+
 def test_adjust_skips_what_is_out_of_range():
     device_adjust.check_what_is_out_of_range(up, down)
 
@@ -55,8 +68,16 @@ def test_known_answers():
     device_random.check_known_answers(up, down)
 
 
-@pytest.mark.parametrize("cases", [device_top, device_adjust, device_random])
-def test_bad_arguments(cases):
-    for call, message in cases.check_arguments(up):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        device_top.check_arguments,
+        device_adjust.check_arguments,
+        device_adjust.check_slot_arguments,
+        device_random.check_arguments,
+    ],
+)
+def test_bad_arguments(arguments):
+    for call, message in arguments(up):
         with pytest.raises(ValueError, match=message):
             call()
