@@ -3,14 +3,18 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpu
 from pipeline import SamplingParams
 from pipeline.engine.adjusting import Adjusting
+from pipeline.engine.arrays import array_of
 from pipeline.records import Block, Proposal
 from pipeline.stages import Adjust
+from tests import device_adjust
 
 VOCABULARY = 23
 
@@ -34,11 +38,9 @@ def a_request(rng, output):
     )
 
 
-@settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 2**32), batch=st.integers(1, 4), width=st.integers(1, 5))
-def test_rows_are_the_stages(seed, batch, width):
+def rounds_are_the_stages(seed, batch, width, device):
     rng = np.random.default_rng(seed)
-    own = Adjusting(batch + 1, VOCABULARY, torch.device("cpu"))
+    own = Adjusting(batch + 1, VOCABULARY, torch.device(device))
     requests = [a_request(rng, rng.integers(0, VOCABULARY, rng.integers(0, 6)).tolist()) for _ in range(batch)]
     own.write(dict(enumerate([*requests[1:], requests[0]])))  # some slots have been somebody else's
     own.write({0: None})
@@ -52,18 +54,37 @@ def test_rows_are_the_stages(seed, batch, width):
         proposal = Proposal(requests, drafts, num_drafts)
         want = Adjust()(None, Block(proposal, logits)).logits
         generated = torch.tensor([request.num_generated for request in requests])
-        got = own.apply(logits, torch.from_numpy(drafts).long(), generated).numpy()
+        arguments = logits, torch.from_numpy(drafts), torch.from_numpy(num_drafts), generated
+        got = own.apply(*(tensor.to(device) for tensor in arguments)).cpu().numpy()
         if want.dtype == np.uint16:  # nobody adjusts
             want = torch.from_numpy(want).view(torch.bfloat16).float().numpy()
         for b in range(batch):
             rows = slice(0, num_drafts[b] + 1)
             np.testing.assert_array_equal(got[b, rows], want[b, rows])
-        committed = rng.integers(0, width + 1, batch).astype(np.int32)
-        tokens = rng.integers(0, 6, (batch, width)).astype(np.int32)
-        tokens[np.arange(width) >= committed[:, None]] = -1
-        live = rng.random(batch) < 0.8
-        own.count(torch.from_numpy(tokens), torch.from_numpy(committed), torch.from_numpy(live))
-        for b, request in enumerate(requests):
-            if live[b]:
-                request.token_ids += tokens[b, : committed[b]].tolist()
-                request.num_generated = len(request.token_ids)
+            np.testing.assert_array_equal(got[b, num_drafts[b] + 1 :], logits[b, num_drafts[b] + 1 :].float().numpy())
+        verdict, phases = device_adjust.a_verdict(rng, batch, width, VOCABULARY)
+        tensors = {name: torch.from_numpy(value).to(device) for name, value in vars(verdict).items()}
+        held = gpu.Verdict(**{name: array_of(tensor) for name, tensor in tensors.items()})
+        own.count(held, torch.from_numpy(phases).to(device), gpu.DECODING)
+        for b in np.flatnonzero(phases == gpu.DECODING):
+            committed = verdict.tokens[b, : verdict.num_committed[b]].tolist()
+            requests[b].token_ids += [token for token in committed if 0 <= token < VOCABULARY]
+            requests[b].num_generated = len(requests[b].token_ids)
+
+
+SIZES = {"seed": st.integers(0, 2**32), "batch": st.integers(1, 4), "width": st.integers(1, 5)}
+
+
+@settings(deadline=None, max_examples=40)
+@given(**SIZES)
+def test_rows_are_the_stages(seed, batch, width):
+    rounds_are_the_stages(seed, batch, width, "cpu")
+
+
+@pytest.mark.gpu
+@settings(deadline=None, max_examples=40)
+@given(**SIZES)
+def test_rows_are_the_stages_on_a_device(seed, batch, width):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), gpu.on_stream(stream.cuda_stream):
+        rounds_are_the_stages(seed, batch, width, "cuda")

@@ -47,7 +47,6 @@ class _Workspace:
     propose: torch.Tensor  # float64 [B, W - 1]
     rows: torch.Tensor  # int64 [B * W]: 0, 1, ...
     outbox: Outbox
-    committed: tuple[torch.Tensor, torch.Tensor] | None  # the outbox's tokens and their numbers, where it has memory
     support: Any = None
     next_place: int = 0
 
@@ -143,17 +142,16 @@ class Rounds:
         """Adjust, verify, capture and move on."""
         state, slots, features, outbox = self.state, self.slots, shape.features, workspace.outbox
         batch, width, vocabulary = logits.shape
-        live = None
-        if features.adjusts:
-            assert self.adjusting is not None
-            live = slots.phases(batch) == shape.phase  # before they move on
-            logits = self.adjusting.apply(logits, workspace.drafts.long(), slots.generated(batch))
+        num_drafts = workspace.no_drafts if shape.phase == gpu.FIRST else slots.num_drafts(batch)
+        adjusting = self.adjusting if features.adjusts else None
+        assert adjusting is not None or not features.adjusts
+        if adjusting is not None:
+            logits = adjusting.apply(logits, workspace.drafts, num_drafts, slots.generated(batch))
         seeds, positions = array_of(slots.seeds(batch)).view("uint64"), array_of(slots.generated(batch))
         accept, draw = array_of(workspace.accept), array_of(workspace.draw)
         gpu.uniforms(seeds, positions, width, gpu.ACCEPT, out=accept)
         gpu.uniforms(seeds, positions, width, gpu.DRAW, out=draw)
         array = array_of(logits)
-        num_drafts = workspace.no_drafts if shape.phase == gpu.FIRST else slots.num_drafts(batch)
         temperature, top_k, top_p, min_p = map(array_of, slots.policy(batch, width))
         support, verdict, capture = gpu.run_round(
             array,
@@ -180,9 +178,8 @@ class Rounds:
         if features.top:
             rows = array_of(workspace.rows)
             top = gpu.top_logprobs(array, support, features.top, rows, out=outbox.top)
-        if live is not None:
-            assert self.adjusting is not None
-            self.adjusting.count(*(workspace.committed or _committed(verdict)), live)
+        if adjusting is not None:
+            adjusting.count(verdict, slots.phases(batch), shape.phase)
         gpu.advance(slots.progress(batch), verdict, shape.phase, slots.width - 1)
         outbox.keep(verdict, capture if features.masks else None, top)
 
@@ -210,10 +207,4 @@ class Rounds:
                 propose=torch.zeros(batch, width - 1, dtype=torch.float64, device=device),
                 rows=torch.arange(batch * width, device=device),
                 outbox=outbox,
-                committed=None if outbox.records is None else _committed(outbox.records[0]),
             )
-
-
-def _committed(verdict: gpu.Verdict) -> tuple[torch.Tensor, torch.Tensor]:
-    """The memory of a verdict's tokens and num_committed as tensors."""
-    return torch.from_dlpack(verdict.tokens), torch.from_dlpack(verdict.num_committed)
