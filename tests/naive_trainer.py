@@ -11,12 +11,13 @@ FLOOR = 1e-6
 
 def log_softmax(logits, temperature, support=None):
     """Log-probabilities [V] of one row of logits, renormalised over `support` (ids) if given; -inf outside."""
-    scores = np.asarray(logits, np.longdouble) / np.longdouble(temperature)
+    scores = np.asarray(logits, np.longdouble)
     if support is not None:
         kept = np.zeros(scores.size, bool)
         kept[support] = True
         scores = np.where(kept, scores, -np.inf)
-    scores = scores - scores.max()
+    # Divided last: logits of 1e30 over T would lose more digits than the differences have.
+    scores = (scores - scores.max()) / np.longdouble(temperature)
     return scores - np.log(np.exp(scores).sum())
 
 

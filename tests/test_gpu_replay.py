@@ -1,5 +1,7 @@
 """The replay kernels against the dense oracle, over dtypes, temperatures, layouts and odd logits."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from tests import device_graph, device_replay, naive, naive_trainer
 from tests.backends import DEVICE
 from tests.device_replay import a_case
 from tests.ptx import analyse, compile_ptx
-from tests.strategies import DTYPES, LANDSCAPES, cast, fuzz, landscape
+from tests.strategies import DTYPES, FAR, LANDSCAPES, cast, fuzz, landscape
 
 TEMPERATURES = st.sampled_from([1e-5, 0.1, 0.7, 1.0, 2.0, 1e6])
 
@@ -26,7 +28,7 @@ def supports(draw):
     count = draw(st.integers(1, 6))
     dtype = draw(st.sampled_from([*DTYPES, "float64"]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    x = np.stack([landscape(draw(st.sampled_from(LANDSCAPES)), size, rng) for _ in range(count)])
+    x = np.stack([landscape(draw(st.sampled_from(LANDSCAPES + FAR)), size, rng) for _ in range(count)])
     logits = x.astype(np.float64) if dtype == "float64" else cast(x, dtype)
     ids = [np.sort(rng.choice(size, rng.integers(1, size + 1), replace=False)) for _ in range(count)]
     offsets = np.cumsum([0, *map(len, ids)])
@@ -72,6 +74,24 @@ def test_an_entry_near_zero_is_right_to_its_last_digit(backend):
     logits = np.array([[50.0, 50 + np.log(1e-20)]])
     entries = backend.support_log_softmax(logits, np.array([0, 1], np.int32), np.array([0, 2]), np.ones(1))
     assert entries[0] == pytest.approx(-1e-20, rel=1e-13, abs=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_far_from_zero_no_digit_is_lost(backend, dtype):
+    """Neighbours around 1e30 over a temperature like their distance: divided before they are subtracted, they'd have
+    half as many digits as a float64."""
+    top = dtype(1e30)
+    logits = np.array([[top, np.nextafter(top, dtype(0)), top * dtype(1 - 2**-22), top * dtype(1 - 2**-18)]])
+    temperature = float(np.spacing(top)) / 3
+    exact = [(Fraction(float(x)) - Fraction(float(top))) / Fraction(temperature) for x in logits[0]]
+    rest = [float(score - Fraction(float(score))) for score in exact]
+    scores = np.array([float(score) for score in exact], np.longdouble) + np.array(rest, np.longdouble)
+    want = scores - np.log1p(np.exp(scores[1:]).sum())
+    ids, offsets = np.arange(4, dtype=np.int32), np.array([0, 4])
+    entries = backend.support_log_softmax(logits, ids, offsets, np.array([temperature]))
+    assert (np.abs(entries - want) <= 4 * np.spacing(np.abs(want).astype(np.float64))).all()
+    oracle = naive_trainer.log_softmax(logits[0], temperature, ids)
+    assert (np.abs(oracle - want) <= np.spacing(np.abs(want).astype(np.float64))).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])

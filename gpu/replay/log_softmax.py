@@ -6,8 +6,9 @@ Row i has logits z [V], a temperature T and a support S, its token ids; with s =
     d/dz_v   = (g_v - exp(entry(v)) * sum over u in S of g_u) / T  v in S, else 0
 
 ("Keep sampling mask", DeepSeek-V3.2, arXiv 2512.02556, section 3.1; g is the gradient by the entries.) Everything is
-computed in float64, and summed in an order of its own: a result depends on its row alone, and is the same on the host
-and on a device. Only what is asked for is read, so the cost is that of the supports, not of the vocabulary.
+computed in float64, from (z - max z) / T, so that logits far from zero lose no digits, and summed in an order of its
+own: a result depends on its row alone, and is the same on the host and on a device. Only what is asked for is read, so
+the cost is that of the supports, not of the vocabulary.
 
 A row with a temperature below 1e-5 is greedy: its support is one token, its entry 0, its gradient 0. Logits that are
 NaN or +inf, or a support whose logits are all -inf, give NaN, as log_softmax would.
