@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = (
-    "torch", "transformers", "tokenizers", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x",
-    "flashinfer-python", "apache-tvm-ffi",
-)  # fmt: skip
+MEASURED_BESIDE = ("flashinfer-python", "apache-tvm-ffi")
+"""Packages that only benchmarks use."""
 
 
 def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
@@ -69,14 +66,9 @@ def machine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    # Of the packages that are installed.
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    from pipeline.provenance import package_versions
+
+    return package_versions(*MEASURED_BESIDE)
 
 
 def _processor() -> str:

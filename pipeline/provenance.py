@@ -37,10 +37,10 @@ def _model(model: Any) -> dict[str, Any]:
     return {"name": model.name, "revision": model.revision, "sha256": model.sha256}
 
 
-def package_versions() -> dict[str, str]:
-    """The versions of what a result depends on, of the packages that are installed."""
+def package_versions(*others: str) -> dict[str, str]:
+    """The versions of what a result depends on and of `others`, of the packages that are installed."""
     versions = {}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *others):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
