@@ -1,11 +1,12 @@
 """Draft models: one module a method, their shared backbone, and their checkpoints.
 
-proposal.py: what a draft offers to the pipeline, and how tokens are drawn. backbone.py: the layers that fill a block.
-block_draft.py: backbone, cache and target put together. dflash.py, dspark.py, dflash2.py: the methods. checkpoint.py:
-loading and saving; formats/: one published layout a file, and which one a folder has.
+block_draft.py: a draft as the pipeline sees it: backbone, cache and target put together. proposal.py: what it proposes,
+and how tokens are drawn. backbone.py: the layers that fill a block. dflash.py, dspark.py, dflash2.py: the methods.
+checkpoint.py: loading and saving; formats/: one published layout a file, and which one a folder has.
 """
 
+from model_loaders.drafts.block_draft import BlockDraft
 from model_loaders.drafts.checkpoint import load_draft, save_draft
-from model_loaders.drafts.proposal import Draft, Drafted, ProposalLaw
+from model_loaders.drafts.proposal import Drafted, ProposalLaw
 
-__all__ = ["Draft", "Drafted", "ProposalLaw", "load_draft", "save_draft"]
+__all__ = ["BlockDraft", "Drafted", "ProposalLaw", "load_draft", "save_draft"]

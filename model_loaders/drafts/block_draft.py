@@ -1,4 +1,4 @@
-"""A draft that fills one block of masks a round: cache, features and forward, shared by every method."""
+"""A draft as the pipeline sees it: it fills one block of masks a round; cache, features and forward of every method."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from model_loaders.kv_cache import RowCache, Slots
 
 
 class BlockDraft(ABC):
-    """A loaded backbone bound to its target; implements ``proposal.Draft`` but for a method's ``propose_after``.
+    """A loaded backbone bound to its target; complete but for a method's ``propose_after``.
 
     A cache slot holds, for each layer, the keys and values of the committed tokens, each at its position. A
     block is written behind them, at ``start .. start + block_size - 1``, and is never cleaned up. Nothing
     stale can be seen: a row sees only positions below ``start + block_size``; those below ``start`` were
     written by ``extend`` after the block that used them, and the block itself overwrites the rest.
 
-    name, revision: as loaded (revision: the hub's commit, or None). files: the weight files, for ``sha256``.
+    method: its name. mask_contract: drafts are chosen or drawn without seeing the verification's coins, which exact
+    capture needs. sampling_verify_available: sampled requests can be verified exactly. draws_by_default: whether
+    sampled requests get drawn proposals unless the pipeline says otherwise. captured: with a ``kv_length`` given and a
+    reserved cache, ``propose`` and ``extend`` queue device work only, the same for the same shapes, so that a CUDA
+    graph can hold them; a draft that doesn't say so runs in eager rounds. name, revision: as loaded (revision: the
+    hub's commit, or None). files: the weight files, for ``sha256``.
     """
 
     method: str
@@ -54,7 +59,7 @@ class BlockDraft(ABC):
     def propose_after(
         self, hidden: Tensor, anchors: Tensor, temperatures: Tensor | None, uniforms: Tensor | None
     ) -> Drafted:
-        """The method's proposal from the hidden states [b, D, d] of its drafts; the rest as ``Draft.propose``."""
+        """The method's proposal from the hidden states [b, D, d] of its drafts; the rest as ``propose``."""
 
     @property
     def config(self) -> DraftConfig:
@@ -68,12 +73,15 @@ class BlockDraft(ABC):
 
     @property
     def num_drafts(self) -> int:
-        """Tokens proposed a round. The anchor's row proposes one where the draft samples from the anchor."""
+        """Tokens proposed a round; a verify block has one row more.
+
+        The anchor's row proposes one where the draft samples from the anchor.
+        """
         return self.config.block_size - (not self.config.sample_from_anchor)
 
     @property
     def has_confidence(self) -> bool:
-        """Whether proposals come with confidences."""
+        """Whether ``Drafted.confidence`` is there."""
         return False
 
     @property
@@ -131,9 +139,11 @@ class BlockDraft(ABC):
         slots: Slots = None,
         kv_length: int | None = None,
     ) -> None:
-        """Write the context keys and values of features [b, w, m*d] at positions int64 [b, w]; see ``Draft``.
+        """Write the context keys and values of features [b, w, m*d] of tokens at positions int64 [b, w].
 
-        Later blocks and later calls overwrite rows of rejected drafts before anything reads them.
+        slots, kv_length: as RowCache.begin. Rows that don't belong to a sequence (padding, rejected drafts) are
+        harmless while their positions lie at or past its next ``start``: later blocks and later calls overwrite them
+        before anything reads them.
         """
         cache.begin(positions, slots, kv_length=kv_length)
         for layer, (keys, values) in enumerate(self.module.context_keys_values(features.to(self.dtype), positions)):
@@ -151,7 +161,15 @@ class BlockDraft(ABC):
         temperatures: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> Drafted:
-        """Drafts that follow each row's anchor; see ``Draft``."""
+        """Drafts that follow each row's anchor.
+
+        anchors int64 [b]: the last committed token, which has no features yet. starts int64 [b]: its position,
+        that is the number of context entries of the row; every one must have been written by ``extend``.
+        kv_length: keys to look at, at least max(starts) + num_drafts + 1; None reads it from starts, which waits for
+        a CUDA device (inside a CUDA graph pass a fixed one and ``cache.reserve()`` before).
+        temperatures float32 [b]: 0 for a row whose drafts are chosen (argmax), else they are drawn from the draft's
+        law at that temperature with uniforms float64 [b, D] in (0, 1). None: all are chosen, and ``law`` is None.
+        """
         hidden = self.hidden(anchors, starts, cache, slots, kv_length)
         return self.propose_after(hidden, anchors, temperatures, uniforms)
 
@@ -159,7 +177,7 @@ class BlockDraft(ABC):
     def hidden(
         self, anchors: Tensor, starts: Tensor, cache: RowCache, slots: Slots = None, kv_length: int | None = None
     ) -> Tensor:
-        """Final hidden states [b, D, d], one a draft, of the blocks behind the anchors; see ``Draft.propose``."""
+        """Final hidden states [b, D, d], one a draft, of the blocks behind the anchors; see ``propose``."""
         block = self.block_size
         ids = anchors.new_full((anchors.shape[0], block), self.mask_token_id)
         ids[:, 0] = anchors

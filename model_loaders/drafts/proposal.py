@@ -1,4 +1,4 @@
-"""What a draft offers to the pipeline, and how its tokens are chosen or drawn.
+"""What a draft proposes, and how its tokens are chosen or drawn.
 
 A drawn token needs its law: verification accepts it against the very numbers that it was drawn from. So a draw is
 made from integers: the softmax of ``logits / temperature`` is scaled to WEIGHT_SCALE and rounded, the token is the
@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from model_loaders.kv_cache import RowCache, Slots
 
 WEIGHT_SCALE = 2.0**46
 TILE = 64
@@ -55,76 +52,10 @@ class Drafted:
     confidence: Tensor | None = None
 
 
-class Draft(Protocol):
-    """A draft bound to its target, as the pipeline sees it.
-
-    method: its name. mask_contract: drafts are chosen or drawn without seeing the verification's coins, which exact
-    capture needs. sampling_verify_available: sampled requests can be verified exactly. draws_by_default: whether
-    sampled requests get drawn proposals unless the pipeline says otherwise. captured: with a ``kv_length`` given and a
-    reserved cache, ``propose`` and ``extend`` queue device work only, the same for the same shapes, so that a CUDA
-    graph can hold them; a draft that doesn't say so runs in eager rounds. has_confidence: ``Drafted.confidence``
-    is there. num_drafts: tokens proposed a round; a verify block has one row more. target_layer_ids: the target's
-    layers whose outputs, concatenated in this order, are the features. name, revision, sha256: provenance.
-    """
-
-    method: str
-    mask_contract: bool
-    sampling_verify_available: bool
-    draws_by_default: bool
-    captured: bool
-    name: str
-    revision: str | None
-
-    @property
-    def sha256(self) -> str: ...
-
-    @property
-    def has_confidence(self) -> bool: ...
-
-    @property
-    def num_drafts(self) -> int: ...
-
-    @property
-    def target_layer_ids(self) -> tuple[int, ...]: ...
-
-    def new_cache(self, num_slots: int, max_length: int) -> RowCache:
-        """An empty draft cache. max_length, in tokens, must leave room for a verify block behind the last token."""
-
-    def extend(
-        self, features: Tensor, positions: Tensor, cache: RowCache, slots: Slots = None, kv_length: int | None = None
-    ) -> None:
-        """Take in features [b, w, m*d] of tokens at positions int64 [b, w]; slots, kv_length as RowCache.begin.
-
-        Rows that don't belong to a sequence (padding, rejected drafts) are harmless while their positions lie
-        at or past its next ``start``.
-        """
-
-    def propose(
-        self,
-        anchors: Tensor,
-        starts: Tensor,
-        cache: RowCache,
-        slots: Slots = None,
-        kv_length: int | None = None,
-        *,
-        temperatures: Tensor | None = None,
-        uniforms: Tensor | None = None,
-    ) -> Drafted:
-        """Drafts that follow each row's anchor.
-
-        anchors int64 [b]: the last committed token, which has no features yet. starts int64 [b]: its position,
-        that is the number of context entries of the row; every one must have been written by ``extend``.
-        kv_length: keys to look at, at least max(starts) + num_drafts + 1; None reads it from starts, which waits for
-        a CUDA device (inside a CUDA graph pass a fixed one and ``cache.reserve()`` before).
-        temperatures float32 [b]: 0 for a row whose drafts are chosen (argmax), else they are drawn from the draft's
-        law at that temperature with uniforms float64 [b, D] in (0, 1). None: all are chosen, and ``law`` is None.
-        """
-
-
 def pick(logits: Tensor, temperatures: Tensor | None, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """One entry of each row of logits [b, n]: index int64 [b], and the law it was drawn from, float32 [b, n].
 
-    temperatures, uniforms: as ``Draft.propose``, uniforms [b]. Without temperatures the law is None.
+    temperatures, uniforms: as ``BlockDraft.propose``, uniforms [b]. Without temperatures the law is None.
     """
     best = logits.argmax(-1)
     if temperatures is None or uniforms is None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from model_loaders.drafts.proposal import Draft
+from model_loaders.drafts.block_draft import BlockDraft
 
 Proposal = Literal["argmax", "sample"]
 
@@ -46,7 +46,7 @@ class Rounds:
 @torch.inference_mode()
 def count_rounds(
     target: Any,
-    draft: Draft,
+    draft: BlockDraft,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
