@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import InvalidRequest, short
+from pipeline.grammars.compiler import check_grammar
+from pipeline.grammars.grammar import Grammar
 from pipeline.params import NO_TEXT_FORM, SamplingParams
 from pipeline.prompts import Prompted
 
@@ -92,16 +94,21 @@ def scan_prompts(path: str | os.PathLike[str], params: SamplingParams, shard_siz
         shard_size: Samples a shard, at least; those of a prompt aren't parted.
 
     Raises:
-        InvalidRequest: Lines that are no prompts, each with its number; or no prompt at all.
+        InvalidRequest: Lines that are no prompts or whose grammar doesn't compile, each with its number; no prompt at
+            all; common parameters with such a grammar.
         OSError: The file can't be read.
     """
     path, bad, digests = Path(path), _BadLines(path), array("Q")
     shards: list[Shard] = []
     place = number = first = num_prompts = num_samples = 0
+    if params.grammar is not None:  # once, not for every line
+        check_grammar(Grammar.of(params.grammar))
     before = file_sha256(path)
     for at, line_number, content in _contents(path, 0, 1):
         try:
             line = _line(line_number, content, params)
+            if line.params.grammar is not None:
+                check_grammar(Grammar.of(line.params.grammar))
         except InvalidRequest as error:
             bad.add(line_number, str(error))
             continue

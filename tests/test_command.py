@@ -221,6 +221,7 @@ BAD_LINES = {
     '{"prompt": "x", "params": 3}': "params=3, expected an object of sampling parameters",
     '{"prompt": "x", "params": {"top_q": 1}}': "params.top_q=1, expected one of temperature, top_k",
     '{"prompt": "x", "params": {"grammar": "a"}}': "grammar='a', expected None, or a mapping with one of",
+    '{"prompt": "x", "params": {"grammar": {"regex": "a("}}}': "expected one that xgrammar takes: Regex parsing error",
     '{"prompt": "x", "params": {"top_p": 2}}': "top_p=2, expected a number above 0 and at most 1",
     '{"prompt": "x", "params": {"temperature": NaN}}': "temperature=nan, expected a number from 0",
     '{"prompt": "x", "params": {"logit_bias": {"a": 1}}}': "params.logit_bias={'a': 1}, expected token ids as keys",

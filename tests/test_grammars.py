@@ -275,6 +275,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
+def test_a_bad_grammar_is_a_bad_line_of_a_prompts_file(tmp_path, bad):
+    grammar, message = BAD[bad]
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "x"}\n' + json.dumps({"prompt": "x", "params": {"grammar": grammar}}))
+    for params, begin in ((SamplingParams(), f"{path}, line 2: "), (SamplingParams(grammar=grammar), "")):
+        with pytest.raises(InvalidRequest, match=re.escape(message)) as caught:
+            read_prompts(path, params)
+        assert str(caught.value).startswith(f"{begin}grammar=")
+        assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("bad", BAD)
 def test_a_bad_grammar_refuses_its_request_only(bad):
     grammar, message = BAD[bad]
     pipe = pipes.pipe()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from typing import Any
 
 from pipeline.errors import InvalidRequest, short
@@ -14,6 +15,22 @@ CACHE_BYTES = 256 << 20
 """What compiled grammars may take before the least used are given up."""
 
 MOST_THREADS = 8
+
+
+MOST_PARSED = 256
+"""Grammars that `check_grammar` remembers."""
+
+
+@lru_cache(MOST_PARSED)
+def check_grammar(grammar: Grammar) -> None:
+    """See whether xgrammar takes a grammar, for which no target is needed.
+
+    Raises:
+        InvalidRequest: xgrammar isn't installed, or doesn't take the grammar: with its reason.
+    """
+    made = _xgrammar().Grammar
+    parsers = {"json_schema": made.from_json_schema, "regex": made.from_regex, "ebnf": made.from_ebnf}
+    _taken(parsers[grammar.kind], grammar)
 
 
 class Compiler:
@@ -42,23 +59,11 @@ class Compiler:
             "regex": made.compile_regex,
             "ebnf": made.compile_grammar,
         }
-        try:
-            return compilers[grammar.kind](grammar.source)
-        except (RuntimeError, ValueError) as error:
-            reason = re.sub(r"^\[[\d:]+\] \S+ ", "", str(error)).strip().splitlines()
-            raise InvalidRequest(
-                f"grammar={short(grammar.to_dict())}, expected one that xgrammar takes: "
-                f"{reason[0] if reason else type(error).__name__}"
-            ) from None
+        return _taken(compilers[grammar.kind], grammar)
 
     @cached_property
     def _compiler(self) -> Any:
-        try:
-            import xgrammar
-        except ImportError as error:
-            raise InvalidRequest(
-                f"grammar: xgrammar isn't usable ({error}), expected it installed: pip install 'specmask[grammar]'"
-            ) from None
+        xgrammar = _xgrammar()
         target, tokenizer = self._target, self._target.tokenizer
         end = target.vocab_size
         found = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=end, stop_token_ids=[0])
@@ -76,3 +81,24 @@ class Compiler:
         )
         threads = min(MOST_THREADS, os.cpu_count() or 1)
         return xgrammar.GrammarCompiler(info, max_threads=threads, cache_limit_bytes=CACHE_BYTES)
+
+
+def _taken(make: Callable[[str], Any], grammar: Grammar) -> Any:
+    try:
+        return make(grammar.source)
+    except (RuntimeError, ValueError) as error:
+        reason = re.sub(r"^\[[\d:]+\] \S+ ", "", str(error)).strip().splitlines()
+        raise InvalidRequest(
+            f"grammar={short(grammar.to_dict())}, expected one that xgrammar takes: "
+            f"{reason[0] if reason else type(error).__name__}"
+        ) from None
+
+
+def _xgrammar() -> Any:
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise InvalidRequest(
+            f"grammar: xgrammar isn't usable ({error}), expected it installed: pip install 'specmask[grammar]'"
+        ) from None
+    return xgrammar
