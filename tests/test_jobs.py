@@ -176,7 +176,8 @@ def test_a_changed_prompts_file_is_refused(tmp_path, prompts):
     run(tmp_path / "job", prompts)
     before = prompts.read_bytes()
     write(prompts, [*PROMPTS[:-1], {"token_ids": [9]}])
-    expected = r"prompts sha256=[0-9a-f]{64}, expected [0-9a-f]{64}: .* other prompts \(another content\)"
+    expected = r"^the job in .* was started with other prompts \(another content\); use the same, or a new folder: "
+    expected += r"prompts sha256=[0-9a-f]{64}, expected [0-9a-f]{64}$"
     with pytest.raises(InvalidRequest, match=expected):
         Job(tmp_path / "job", prompts, PARAMS, shard_size=4)
     prompts.write_bytes(before)
@@ -186,9 +187,13 @@ def test_a_changed_prompts_file_is_refused(tmp_path, prompts):
 @pytest.mark.parametrize(
     ("params", "shard_size", "message"),
     [
-        (replace(PARAMS, top_k=21), 4, r"params sha256=\w{64}, expected \w{64}: .*\(top_k=21, expected 20\)"),
-        (replace(PARAMS, seed=None), 4, r"params sha256=\w{64}, expected \w{64}: .*\(seed=None, expected 3\)"),
-        (PARAMS, 5, r"shard_size sha256=\w{64}, expected \w{64}: .*\(5, expected 4\)"),
+        (replace(PARAMS, top_k=21), 4, r"params \(top_k=21, expected 20\); .*: params sha256="),
+        (
+            replace(PARAMS, seed=None),
+            4,
+            r"params \(seed=None, expected 3\); .*: params sha256=",
+        ),
+        (PARAMS, 5, r"other shard_size \(5, expected 4\); .*: shard_size sha256=\w{64}, expected \w{64}$"),
     ],
 )
 def test_changed_parameters_are_refused(tmp_path, prompts, params, shard_size, message):
@@ -204,16 +209,16 @@ class OtherVerify:
 def test_another_pipeline_is_refused(tmp_path, prompts):
     folder = tmp_path / "job"
     run(folder, prompts)
-    hashes = r"sha256=\w{64}, expected \w{64}"
-    with pytest.raises(InvalidRequest, match=rf"options {hashes}: .*\(max_batch=2, expected 3\)"):
+    hashes = r"sha256=\w{64}, expected \w{64}$"
+    with pytest.raises(InvalidRequest, match=rf"other options \(max_batch=2, expected 3\); .*: options {hashes}"):
         run(folder, prompts, pipe=pipes.pipe(max_batch=2, max_length=64))
-    with pytest.raises(InvalidRequest, match=rf"draft {hashes}: .*None, expected"):
+    with pytest.raises(InvalidRequest, match=rf"other draft \(None, expected .*: draft {hashes}"):
         run(folder, prompts, pipe=pipes.pipe(False, max_batch=3, max_length=64))
-    with pytest.raises(InvalidRequest, match=rf"target {hashes}: .*\(name="):
+    with pytest.raises(InvalidRequest, match=rf"other target \(name=.*: target {hashes}"):
         run(folder, prompts, pipe=pipes.pipe(max_batch=3, max_length=64, vocab_size=400))
     pipe = pipes.pipe(max_batch=3, max_length=64)
     pipe.stages["verify"] = OtherVerify()
-    with pytest.raises(InvalidRequest, match=rf"stages {hashes}: .*\(verify='tests.test_jobs.OtherVerify', expected N"):
+    with pytest.raises(InvalidRequest, match=rf"\(verify='tests.test_jobs.OtherVerify', expected N.*: stages {hashes}"):
         run(folder, prompts, pipe=pipe)
 
 

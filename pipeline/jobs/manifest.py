@@ -75,14 +75,14 @@ class Manifest:
         """Refuse parts that aren't this job's.
 
         Raises:
-            InvalidRequest: A part that differs, with both hashes and what is different in it.
+            InvalidRequest: A part that differs: what is different in it, what to do, and both hashes.
         """
         for name, value in parts.items():
             new, old = part_sha256(value), part_sha256(self.parts[name])
             if new != old:
                 raise InvalidRequest(
-                    f"{name} sha256={new}, expected {old}: the job in {where} was started with other {name} "
-                    f"({_difference(value, self.parts[name])}); use the same, or a new folder"
+                    f"the job in {where} was started with other {name} ({_difference(value, self.parts[name])}); use "
+                    f"the same, or a new folder: {name} sha256={new}, expected {old}"
                 )
 
 
