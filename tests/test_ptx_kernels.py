@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 
 from gpu.capture.kernel import capture_kernel
+from gpu.capture.relay import relay_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support.pick import pick_kernel
 from gpu.support.scan import scan_kernel
@@ -32,6 +33,7 @@ KERNELS = {
         for name, other in zip(DTYPES, DTYPES[1:] + DTYPES[:1], strict=True)
     },
     **{f"capture {name}": (capture_kernel, name) for name in DTYPES},
+    "relay": (relay_kernel,),
     "round bfloat16": (round_kernel, "bfloat16", None),
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
 }
@@ -55,7 +57,7 @@ def cases(*kinds):
     return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
 
 
-@cases("scan", "pick", "verify", "capture", "round")
+@cases("scan", "pick", "verify", "capture", "relay", "round")
 def test_a_block_fits_a_multiprocessor(case):
     kernel, _, facts = compiled(case)
     assert facts.shared_bytes <= 48 * 1024
@@ -63,7 +65,7 @@ def test_a_block_fits_a_multiprocessor(case):
     assert 2 * allocated <= REGISTERS  # so that one block's latency is another's work
 
 
-@cases("scan", "pick", "verify", "capture", "round")
+@cases("scan", "pick", "verify", "capture", "relay", "round")
 def test_nothing_is_spilled(case):
     _, _, facts = compiled(case)
     assert facts.num_local == 0  # an array that the compiler can't keep in registers

@@ -1,4 +1,4 @@
-"""The results of a round in one buffer on the device, which one asynchronous copy brings to the host.
+"""The results of a round in one buffer on the device, which one asynchronous copy of what is used brings to the host.
 
 A decoding loop works one round behind: it sends a round's results when its kernels are queued, and receives those of
 the round before while the device goes on.
@@ -12,12 +12,14 @@ With `relayed`, sending never delays the kernels queued behind it, and is no par
 room for the largest log-probabilities of every row (`buffer.top`, for `top_logprobs`), received by `receive_top`.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gpu.capture.device import new_progress
 from gpu.capture.record import Capture
+from gpu.capture.relay import Layout, relay, relay_kernel
 from gpu.device.transfer import Mirror
 from gpu.verification import Verdict
 
@@ -46,23 +48,27 @@ class RoundBuffer:
             "counts": ((batch, width), np.int32),
             "row_start": ((batch + 1,), np.int64),
             "offsets": ((rows + 1,), np.int64),
-            "token_ids": ((room,), np.int32),
-            "logprobs": ((room,), np.float32),
             "top_ids": ((rows, top), np.int32),
             "top_values": ((rows, top), np.float32),
+            "token_ids": ((room,), np.int32),
+            "logprobs": ((room,), np.float32),
         }
         self._begin, size = {}, 0
         for name, (shape, dtype) in self._fields.items():
             self._begin[name] = size
             size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
-        self._mirror = Mirror(size, num_slots, relayed)
+        word = {name: begin // 8 for name, begin in self._begin.items()}
+        ids, logprobs = word["token_ids"], word["logprobs"]
+        layout = Layout(ids, word["row_start"], word["offsets"], batch, rows, ids, logprobs, room)
+        relay_kernel().load()  # not at the first send, which a graph may be capturing
+        self._mirror = Mirror(size, num_slots, partial(relay, layout=layout), relayed)
         views = self._views(self._mirror.device)
         self.out: tuple[Verdict, Capture] = self._records(views, new_progress(batch))
         self.top: tuple[Any, Any] = views["top_ids"], views["top_values"]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one copy moves."""
+        """Bytes of the whole; a copy moves the fixed part and the entries in use."""
         return self._mirror.device.nbytes
 
     def send(self, slot: int = 0) -> None:

@@ -39,6 +39,10 @@ class Kernel:
             return cuda.jit(self.function)
         return cuda.jit(self.signature, max_registers=self.max_registers)(self.function)
 
+    def load(self) -> None:
+        """Compile it and load it onto the current device now, rather than at its first launch."""
+        _ = self._compiled
+
     def _configure(self, grid: tuple[int, ...], stream: int) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Grid size")  # a small batch is a small grid

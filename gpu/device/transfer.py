@@ -1,5 +1,6 @@
 """A block of device memory and its pinned copies on the host."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,16 @@ from gpu.device.memory import zeros
 
 
 class Mirror:
-    """Bytes on the device, and `num_slots` pinned copies of them that asynchronous copies fill.
+    """Bytes on the device, and `num_slots` pinned copies of them, filled on CuPy's current stream.
 
-    relayed: a copy goes through a second place on the device and a stream of its own, so that kernels queued behind it
-    don't wait for the way to the host.
+    copy: (from, to) queues the copy of what matters, between the addresses of two such blocks; of pinned memory it is
+    the address that kernels know too. relayed: a copy goes through a second place on the device and a stream of its
+    own, so that kernels queued behind it don't wait for the way to the host.
     """
 
-    def __init__(self, nbytes: int, num_slots: int, relayed: bool = False):
+    def __init__(self, nbytes: int, num_slots: int, copy: Callable[[Any, Any], None], relayed: bool = False):
         self.device = zeros((nbytes,), np.uint8)
+        self._copy = copy
         self._relays: list[Any] = []
         if SIMULATED:
             self.hosts: list[np.ndarray] = [np.empty(nbytes, np.uint8) for _ in range(num_slots)]
@@ -39,25 +42,19 @@ class Mirror:
         """
         host = self.hosts[slot]
         if SIMULATED:
-            host[:] = np.asarray(self.device)
+            self._copy(np.asarray(self.device).view(np.int64), host.view(np.int64))
             return
         import cupy
 
-        runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream()
+        stream, source = cupy.cuda.get_current_stream(), self.device.data.ptr
         if self._relays:
-            source = self._relays[slot]
-            runtime.memcpyAsync(
-                source.data.ptr, self.device.data.ptr, host.nbytes, runtime.memcpyDeviceToDevice, stream.ptr
-            )
+            relay = self._relays[slot].data.ptr
+            self._copy(source, relay)
             self._ready.record(stream)
             self._stream.wait_event(self._ready)
-            runtime.memcpyAsync(
-                host.ctypes.data, source.data.ptr, host.nbytes, runtime.memcpyDeviceToHost, self._stream.ptr
-            )
-            self._events[slot].record(self._stream)
-            return
-        # The runtime's own call: CuPy's array methods refuse to copy to the host while a graph is captured.
-        runtime.memcpyAsync(host.ctypes.data, self.device.data.ptr, host.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
+            source, stream = relay, self._stream
+        with stream:
+            self._copy(source, host.ctypes.data)
         if not stream.is_capturing():
             self._events[slot].record(stream)
 

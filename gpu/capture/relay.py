@@ -1,0 +1,61 @@
+"""A round's results from one place to another: the fixed part whole, and of the masks' room what is used.
+
+How much that is only the device knows, so a kernel copies, also to pinned memory on the host, which it can address.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from numba import cuda, int64, void
+
+from gpu.device.launch import Kernel, pointer_to, record_of
+
+THREADS = 256
+BLOCKS = 64
+
+
+class Layout(NamedTuple):
+    """Where a buffer's parts begin, in words of 8 bytes.
+
+    head: words of the fixed part, which comes first. row_start, offsets: in it, int64. num_requests, num_rows: the last
+    places of the two that may be used. token_ids, logprobs: the masks' entries, two a word. room: entries.
+    """
+
+    head: Any
+    row_start: Any
+    offsets: Any
+    num_requests: Any
+    num_rows: Any
+    token_ids: Any
+    logprobs: Any
+    room: Any
+
+
+LAYOUT = record_of(Layout, *[int64] * len(Layout._fields))
+
+
+@lru_cache
+def relay_kernel(threads: int = THREADS) -> Kernel:
+    """The kernel; any grid (blocks,)."""
+
+    def relay(source, destination, layout):
+        first = int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
+        step = int64(cuda.gridDim.x) * threads
+        at = first
+        while at < layout.head:
+            destination[at] = source[at]
+            at += step
+        rows = min(max(source[layout.row_start + layout.num_requests], int64(0)), layout.num_rows)
+        used = min(max(source[layout.offsets + rows], int64(0)), layout.room)
+        at = first
+        while 2 * at < used:
+            destination[layout.token_ids + at] = source[layout.token_ids + at]
+            destination[layout.logprobs + at] = source[layout.logprobs + at]
+            at += step
+
+    return Kernel(relay, void(pointer_to(int64), pointer_to(int64), LAYOUT), threads)
+
+
+def relay(source: Any, destination: Any, layout: Layout) -> None:
+    """Copy on CuPy's current stream; source and destination are addresses (in the simulator int64 arrays)."""
+    relay_kernel().launch((BLOCKS,), source, destination, layout)
