@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,33 +52,74 @@ class Chunk:
         )
 
 
-def join(chunks: Sequence[Chunk], *, masks: bool, top: int, audit: bool = False) -> Chunk:
-    """One chunk of all; without any, an empty one of the asked shape."""
-    empty = Chunk(
-        token_ids=np.empty(0, np.int32),
-        logprobs=np.empty(0, np.float32),
-        mask_sizes=np.empty(0, np.int64) if masks else None,
-        mask_ids=np.empty(0, np.int32) if masks else None,
-        mask_logprobs=np.empty(0, np.float32) if masks else None,
-        top_ids=np.empty((0, top), np.int32) if top else None,
-        top_values=np.empty((0, top), np.float32) if top else None,
-    )
-    parts = [empty, *chunks]
+class Records:
+    """The tokens of one request with their records, growing chunk by chunk.
 
-    def joined(name: str) -> np.ndarray | None:
-        first = getattr(empty, name)
-        return None if first is None else np.concatenate([getattr(part, name) for part in parts], dtype=first.dtype)
+    The arrays double as they fill, so that the end of a request costs one copy of each, not a join of a piece a round.
+    """
 
-    token_ids, logprobs = joined("token_ids"), joined("logprobs")
-    assert token_ids is not None
-    assert logprobs is not None
-    return Chunk(
-        token_ids,
-        logprobs,
-        joined("mask_sizes"),
-        joined("mask_ids"),
-        joined("mask_logprobs"),
-        joined("top_ids"),
-        joined("top_values"),
-        AuditRecord.join([chunk.audit for chunk in chunks if chunk.audit is not None]) if audit else None,
-    )
+    def __init__(self) -> None:
+        self._columns: dict[str, _Growing] = {}
+        self._audits: list[tuple[int, AuditRecord]] = []  # each with the tokens before it
+
+    def append(self, chunk: Chunk) -> None:
+        """Take in a copy of the chunk; all chunks of a request have the same arrays."""
+        if chunk.audit is not None:
+            self._audits.append((self._num_tokens, chunk.audit))
+        for name in _ARRAYS:
+            values = getattr(chunk, name)
+            if values is not None:
+                self._columns.setdefault(name, _Growing(values)).append(values)
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget all tokens behind the first num_tokens, the ends of a chunk."""
+        sizes = self._columns.get("mask_sizes")
+        entries = 0 if sizes is None else int(sizes.values[:num_tokens].sum())
+        for name, column in self._columns.items():
+            column.used = entries if name in _ENTRIES else num_tokens
+        self._audits = [(before, audit) for before, audit in self._audits if before < num_tokens]
+
+    def whole(self, *, masks: bool, top: int, audit: bool = False) -> Chunk:
+        """One chunk of all; without any, an empty one of the asked shape."""
+        arrays: dict[str, Any] = {
+            "token_ids": np.empty(0, np.int32),
+            "logprobs": np.empty(0, np.float32),
+            "mask_sizes": np.empty(0, np.int64) if masks else None,
+            "mask_ids": np.empty(0, np.int32) if masks else None,
+            "mask_logprobs": np.empty(0, np.float32) if masks else None,
+            "top_ids": np.empty((0, top), np.int32) if top else None,
+            "top_values": np.empty((0, top), np.float32) if top else None,
+        }
+        arrays |= {name: column.values.copy() for name, column in self._columns.items()}
+        audits = AuditRecord.join([record for _, record in self._audits]) if audit else None
+        return Chunk(**arrays, audit=audits)
+
+    @property
+    def _num_tokens(self) -> int:
+        tokens = self._columns.get("token_ids")
+        return 0 if tokens is None else tokens.used
+
+
+_ENTRIES = ("mask_ids", "mask_logprobs")
+_ARRAYS = ("token_ids", "logprobs", "mask_sizes", *_ENTRIES, "top_ids", "top_values")
+
+
+class _Growing:
+    """An array that grows along its first axis."""
+
+    def __init__(self, like: np.ndarray) -> None:
+        self._room = np.empty((64, *like.shape[1:]), like.dtype)
+        self.used = 0
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._room[: self.used]
+
+    def append(self, values: np.ndarray) -> None:
+        needed = self.used + len(values)
+        if needed > len(self._room):
+            room = np.empty((max(needed, 2 * len(self._room)), *values.shape[1:]), values.dtype)
+            room[: self.used] = self.values
+            self._room = room
+        self._room[self.used : needed] = values
+        self.used = needed

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chunk import Chunk
+from pipeline.chunk import Records
 from pipeline.grammars.walk import Walk
 from pipeline.params import SamplingParams
 from pipeline.rollout import FinishReason
@@ -49,7 +49,7 @@ class Request:
         cached: Tokens whose keys and values the target's cache holds, set by prefill and commit. The anchor, the
             newest token, is never among them.
         token_ids: The committed output, set by finish.
-        chunks: The same tokens with their records, a chunk a round, set by finish.
+        records: The same tokens with their records, set by finish.
         num_accepted: Drafts accepted a round.
         error: Why it must end as "abort", set by any stage.
         finish_reason: Set by finish.
@@ -66,7 +66,7 @@ class Request:
     slot: int = -1
     cached: int = 0
     token_ids: list[int] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
+    records: Records = field(default_factory=Records)
     num_accepted: list[int] = field(default_factory=list)
     error: str | None = None
     finish_reason: FinishReason | None = None
@@ -88,13 +88,13 @@ class Request:
 
     def mark(self) -> tuple[int, int, int, int, str | None]:
         """Where it stands, for `go_back`."""
-        return self.slot, self.cached, len(self.chunks), len(self.num_accepted), self.error
+        return self.slot, self.cached, self.num_generated, len(self.num_accepted), self.error
 
     def go_back(self, mark: tuple[int, int, int, int, str | None]) -> None:
         """Forget what was committed since `mark`."""
-        self.slot, self.cached, chunks, rounds, self.error = mark
-        del self.chunks[chunks:], self.num_accepted[rounds:]
-        self.token_ids = [token for chunk in self.chunks for token in chunk.token_ids.tolist()]
+        self.slot, self.cached, tokens, rounds, self.error = mark
+        del self.token_ids[tokens:], self.num_accepted[rounds:]
+        self.records.cut(tokens)
         self.finish_reason = None
         self.scanner.restart(self.token_ids)
         if self.grammar is not None:

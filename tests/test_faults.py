@@ -460,5 +460,5 @@ def test_a_job_with_an_engine(tmp_path, prompts, whole):
     run_job(tmp_path / "job", prompts, pipe=pipe)
     found = rollouts_of(tmp_path / "job")
     assert [r.token_ids.tolist() for r in found] == [r.token_ids.tolist() for r in whole]
-    with pytest.raises(InvalidRequest, match=r"options sha256=.*engine='auto', expected 'overlapped'"):
+    with pytest.raises(InvalidRequest, match=r"engine='auto', expected 'overlapped'.*options sha256="):
         run_job(tmp_path / "job", prompts, pipe=pipes.pipe(max_batch=3, max_length=64))

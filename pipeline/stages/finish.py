@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.chunk import Chunk, join
+from pipeline.chunk import Chunk, Records
 from pipeline.grammars.walk import Walk
 from pipeline.records import Finished, Packed
 from pipeline.request import Request
@@ -56,7 +56,7 @@ class Finish:
                 break
         if request.finish_reason is None and request.deadline is not None and state.clock() >= request.deadline:
             request.finish_reason = "time"
-        request.chunks.append(chunk.cut(length))
+        request.records.append(chunk.cut(length))
 
 
 def _follow(request: Request, grammar: Walk, token: int) -> None:
@@ -78,9 +78,9 @@ def make_rollout(request: Request, tokenizer: Any) -> Rollout:
         except Exception as error:  # one output that can't be decoded must not end the round
             request.fail(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
             request.finish_reason = "abort"
-    chunks = request.chunks if request.error is None else []
-    whole = join(chunks, masks=params.return_sampling_mask, top=params.top_logprobs, audit=params.record == "audit")
     kept = request.error is None
+    records = request.records if kept else Records()
+    whole = records.whole(masks=params.return_sampling_mask, top=params.top_logprobs, audit=params.record == "audit")
     return Rollout(
         prompt_token_ids=request.prompt.token_ids,
         token_ids=whole.token_ids,
