@@ -14,7 +14,17 @@ from numba import njit
 import gpu
 from gpu import kernel_cache
 from gpu.logit_rows import load, logit_rows
-from gpu.weights import ONE, cutoff_key, key_of, split_scale, value_of, weight
+from gpu.weights import (
+    HOTTEST,
+    ONE,
+    cutoff_key,
+    key_of,
+    least_difference,
+    split_scale,
+    value_of,
+    weight,
+    weight_of_difference,
+)
 from tests.strategies import fuzz
 
 floats = st.floats(width=32, allow_nan=False)
@@ -26,6 +36,15 @@ def weights_of(x, maximum, temperature):
     out = np.empty(x.size, np.int64)
     for i in range(x.size):
         out[i] = weight(x[i], maximum, c_hi, c_lo)
+    return out
+
+
+@njit
+def weights_of_differences(x, maximum, temperature):
+    c_hi, c_lo = split_scale(temperature)
+    out = np.empty(x.size, np.int64)
+    for i in range(x.size):
+        out[i] = weight_of_difference(max(np.float32(x[i] - maximum), least_difference(c_hi)), c_hi, c_lo)
     return out
 
 
@@ -58,6 +77,18 @@ def test_the_maximum_weighs_one_and_the_rest_no_more():
 def test_the_smallest_weights():
     x = (np.array([-43.99, -44.01, -45, -46, -1e9, -3e38]) * math.log(2)).astype(np.float32)
     assert weights_of(x, np.float32(0), np.float32(1)).tolist() == [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-3, 0.7, 1.0, 1.7, 30.0, 1e6, 1e20, HOTTEST])
+@pytest.mark.parametrize("maximum", [0.0, 13.5, -7e4, 1e30, 3e38])
+def test_the_shorter_way_to_a_weight_is_as_long(temperature, maximum):
+    rng = np.random.default_rng(7)
+    maximum, temperature = np.float32(maximum), np.float32(temperature)
+    near, far = rng.random((2, 50_000))
+    with np.errstate(over="ignore"):
+        x = np.concatenate([maximum - near * 60 * temperature, maximum - 10 ** (far * 80 - 40)]).astype(np.float32)
+    x = np.append(x[x <= maximum], np.array([maximum, -3.4e38, -np.inf], np.float32))
+    np.testing.assert_array_equal(weights_of_differences(x, maximum, temperature), weights_of(x, maximum, temperature))
 
 
 @fuzz
