@@ -8,7 +8,7 @@ from gpu.verification.chain import THREADS
 from tests.backends import DEVICE, HOST, assert_same
 from tests.device_door import CASES, call
 from tests.rounds import assert_same_rows, in_gaps, make_proposal, make_round, run_round
-from tests.strategies import DTYPES
+from tests.strategies import DTYPES, cast, landscape
 
 pytestmark = pytest.mark.gpu
 MAX_SUPPORT = 4096
@@ -35,6 +35,28 @@ def test_rounds_are_the_host_twins(size, dtype, order):
             run_round(DEVICE, round_, order, capacity, max(1, size // (1 + seed)))
             run_round(DEVICE, round_, order, capacity, size, proposal)
             run_round(DEVICE, round_, order, capacity, size, proposal, threshold_single=0.6, threshold_acc=0.8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "capacity"), [(248320, MAX_SUPPORT), (151936, 16), (65537, 3000), (4099, 4099)])
+def test_rows_without_top_k_are_the_host_twins(size, capacity, dtype):
+    """Likely tokens few and many, flat rows and ties at every cutoff, more of them than a window holds."""
+    rng = np.random.default_rng(size + capacity)
+    peaked = landscape("normal", size, rng) * np.float32(2)
+    peaked[rng.choice(size, 300)] += np.float32(12)
+    kinds = ["normal"] * 4 + ["flat", "ties", "zipf", "wide_plateau", "holes", "few_values", "steps", "masked"]
+    x = np.stack([peaked, *(landscape(kind, size, rng) for kind in kinds)])
+    width = len(x)
+    policies = [(1, 0.95, 0), (1, 1, 0), (0.3, 0.5, 0), (3, 0.9, 0), (1, 1, 0.05), (0.8, 0.99, 1e-4), (1e30, 0.7, 0)]
+    for seed, (temperature, top_p, min_p) in enumerate(policies):
+        round_ = make_round(seed, 1, width, size, dtype, num_poisoned=0)
+        round_.logits[:] = cast(x, dtype)
+        for values, value in zip(round_.parameters, (temperature, 0, top_p, min_p), strict=True):
+            values[:] = value
+        round_.parameters[1][::5] = 60  # rows of both kinds side by side
+        round_.drafts[:] = x.argmax(-1)[:-1]
+        for order in FILTER_ORDERS:
+            run_round(DEVICE, round_, order, capacity, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -78,7 +100,8 @@ def test_torch_tensors_need_no_copy():
 class Buffers:
     """A round's device arrays and results, in memory that stays where it is."""
 
-    def __init__(self, round_, capacity, proposal):
+    def __init__(self, round_, capacity, proposal, whole_rows=False):
+        self.whole_rows = whole_rows
         self.logits = DEVICE.up(round_.logits)
         self.rows = self.logits.reshape(-1, self.logits.shape[-1])
         self.parameters = [DEVICE.up(values) for values in round_.parameters]
@@ -104,8 +127,9 @@ class Buffers:
 
     def select_support(self):
         self.support = select_support(
-            self.rows, *self.parameters, filter_order="joint", capacity=self.capacity, out=self.support
-        )
+            self.rows, *self.parameters, filter_order="joint", capacity=self.capacity, whole_rows=self.whole_rows,
+            out=self.support,
+        )  # fmt: skip
 
     def verify_chain(self):
         self.verdict = verify_chain(
@@ -120,9 +144,9 @@ STEPS = ("select_support", "verify_chain", "capture_masks")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("proposes", [False, True])
+@pytest.mark.parametrize(("proposes", "whole_rows"), [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize("captured", [*((step,) for step in STEPS), STEPS], ids="+".join)
-def test_a_graph_replays_on_new_data(captured, proposes, dtype):
+def test_a_graph_replays_on_new_data(captured, proposes, whole_rows, dtype):
     import cupy
     import torch
 
@@ -133,7 +157,7 @@ def test_a_graph_replays_on_new_data(captured, proposes, dtype):
         make_proposal(50, round_, support, "float32") if proposes else None
         for round_, support in zip(rounds, exact, strict=True)
     ]
-    buffers = Buffers(rounds[0], capacity, proposals[0])
+    buffers = Buffers(rounds[0], capacity, proposals[0], whole_rows)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):

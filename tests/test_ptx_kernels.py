@@ -13,14 +13,17 @@ import pytest
 from gpu.capture.kernel import capture_kernel
 from gpu.capture.relay import relay_kernel
 from gpu.rounds.kernel import round_kernel
+from gpu.support.narrow import narrow_kernel
 from gpu.support.pick import pick_kernel
+from gpu.support.pick_whole import pick_whole_kernel
 from gpu.support.scan import scan_kernel
+from gpu.support.weigh import weigh_kernel
 from gpu.verification.chain import verify_kernel
 from tests.ptx import analyse, compile_ptx
 from tests.strategies import DTYPES
 
 REGISTERS = 65536  # of a multiprocessor
-RINT = r"cvt\.rni\.f32\.f32"  # one in each `weight`
+LAST_TERM = f"0f{struct.unpack('<I', struct.pack('<f', 0.00015353362))[0]:08X}"  # one in each `weight`
 FIRST_TERM = f"0d{struct.unpack('<Q', struct.pack('<d', 1 / 23))[0]:016X}"  # one in each `log64`
 WEIGHT_FMAS, LOG_FMAS = 8, 12  # in gpu/weights.py: of `weight`, of `log64`
 
@@ -36,11 +39,19 @@ KERNELS = {
     "relay": (relay_kernel,),
     "round bfloat16": (round_kernel, "bfloat16", None),
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
+    **{f"weigh {name}": (weigh_kernel, name) for name in DTYPES[::2]},
+    **{f"narrow {name}": (narrow_kernel, name) for name in DTYPES[::2]},
+    "pick_whole bfloat16": (pick_whole_kernel, "bfloat16"),
+    "round_whole float32": (round_kernel, "float32", None, True),
 }
 SPILLED = {
     "pick": 400,
     "round": 400,
     "verify": 96,
+    "weigh": 440,
+    "narrow": 192,
+    "pick_whole": 400,
+    "round_whole": 400,
 }  # bytes of stores and loads at the registers that the kernel allows itself
 
 
@@ -57,7 +68,11 @@ def cases(*kinds):
     return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
 
 
-@cases("scan", "pick", "verify", "capture", "relay", "round")
+LATER = "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole"
+ALL = "scan", "relay", *LATER
+
+
+@cases(*ALL)
 def test_a_block_fits_a_multiprocessor(case):
     kernel, _, facts = compiled(case)
     assert facts.shared_bytes <= 48 * 1024
@@ -65,7 +80,7 @@ def test_a_block_fits_a_multiprocessor(case):
     assert 2 * allocated <= REGISTERS  # so that one block's latency is another's work
 
 
-@cases("scan", "pick", "verify", "capture", "relay", "round")
+@cases(*ALL)
 def test_nothing_is_spilled(case):
     _, _, facts = compiled(case)
     assert facts.num_local == 0  # an array that the compiler can't keep in registers
@@ -88,20 +103,24 @@ def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
     assert "redux.sync.max.u32" in ptx
 
 
-@cases("pick", "verify", "capture", "round")
+@cases(*LATER)
 def test_rows_are_read_again_wide(case):
-    wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24}
+    wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24, "weigh": 4, "narrow": 4}
+    wide |= {"pick_whole": 9, "round_whole": 24}
     assert compiled(case)[2].num_16_byte_loads >= wide[case.split()[0]]
 
 
-@cases("pick", "verify", "capture", "round")
+@cases(*LATER)
 def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
-    assert facts.num_f64 <= {"pick": 60, "verify": 190, "capture": 80, "round": 290}[case.split()[0]]
-    if case.startswith("pick"):
-        weighing = [loop for loop in innermost_loops(ptx) if re.search(RINT, loop)]
-        assert len(weighing) > 5
+    limits = {"pick": 60, "verify": 190, "capture": 80, "round": 290, "weigh": 60, "narrow": 10}
+    limits |= {"pick_whole": 80, "round_whole": 310}
+    assert facts.num_f64 <= limits[case.split()[0]]
+    if case.startswith(("pick", "weigh", "narrow")):
+        least = {"weigh": 4}.get(case.split()[0], 1)  # weights in the loop; its search for a window has one a bin
+        weighing = [loop for loop in innermost_loops(ptx) if loop.count(LAST_TERM) >= least]
+        assert len(weighing) > (5 if case.startswith("pick") else 0)
         assert not any(computes_in_f64(loop) for loop in weighing)
 
 
@@ -111,11 +130,11 @@ def test_atomics_are_32_bits_wide(case):
         assert name.endswith(("u32", "s32", "b32")), name
 
 
-@cases("pick", "verify", "capture", "round")
+@cases(*LATER)
 def test_no_product_is_fused_into_a_sum(case):
     """Every fma is one that gpu/weights.py asks for, and no loose product reaches a sum in which it could be fused."""
     _, ptx, facts = compiled(case)
-    num_weights, num_logs = len(re.findall(RINT, ptx)), ptx.count(FIRST_TERM)
+    num_weights, num_logs = ptx.count(LAST_TERM), ptx.count(FIRST_TERM)
     assert facts.num_fma == WEIGHT_FMAS * num_weights + LOG_FMAS * num_logs
     loose = set(re.findall(r"\bmul(?:\.ftz)?\.f(?:32|64)\s+(%\w+),", ptx))
     sums = re.findall(r"\b(?:add|sub)(?:\.\w+)*\.f(?:32|64)\s+%\w+,\s*([^;]*);", ptx)

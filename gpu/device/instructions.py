@@ -6,6 +6,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 if SIMULATED:
     from gpu.device.simulated import (
         add_at,
+        float_to_half,
         half_to_float,
         load_four,
         load_kept,
@@ -20,6 +21,7 @@ if SIMULATED:
 else:
     from gpu.device.ptx import (
         add_at,
+        float_to_half,
         half_to_float,
         load_four,
         load_kept,
@@ -35,6 +37,7 @@ else:
 __all__ = [
     "SIMULATED",
     "add_at",
+    "float_to_half",
     "half_to_float",
     "load_four",
     "load_kept",

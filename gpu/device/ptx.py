@@ -99,6 +99,17 @@ def half_to_float(typing_context, bits):
 
 
 @intrinsic
+def float_to_half(typing_context, value):
+    """The bits of the float16 nearest to a float32, in the low half of a word."""
+
+    def codegen(context, builder, signature, args):
+        half = builder.asm(ir.FunctionType(_I16, [_FLOAT]), "cvt.rn.f16.f32 $0, $1;", "=h,f", [args[0]], False)
+        return builder.zext(half, _I32)
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
 def add_at(typing_context, pointer, index, value):
     """Atomic pointer[index] += value; returns what was there."""
 

@@ -66,6 +66,12 @@ def half_to_float(bits):
     return np.float32(np.uint16(int(bits) & 0xFFFF).view(np.float16))
 
 
+def float_to_half(value):
+    """The bits of the float16 nearest to a float32, in the low half of a word."""
+    with np.errstate(over="ignore"):
+        return np.uint32(np.float16(value).view(np.uint16))
+
+
 def add_at(pointer, index, value):
     """Atomic pointer[index] += value; returns what was there."""
     with _LOCK:

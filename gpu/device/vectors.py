@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda
 
-from gpu.device.instructions import half_to_float, max_bfloat16x2, max_float16x2, max_float32
+from gpu.device.instructions import float_to_half, half_to_float, max_bfloat16x2, max_float16x2, max_float32
 
 BINS = 2048  # of a key's upper 11 bits
 
@@ -30,6 +30,9 @@ class Format(NamedTuple):
     larger: Any  # (word, word) -> the larger of each place of two words; NaN if either is
     key_of_word: Any  # the largest key in a word; above plus_inf if it holds a NaN
     value: Any  # key -> float32
+    decode: Any  # (w0, w1, w2, w3, lane) -> float32 of an element
+    only: Any  # (w0, w1, w2, w3, mask) -> the words with -inf in place of the elements that aren't in the mask
+    key_of_value: Any  # a float32's key; of one that the dtype doesn't have, that of a neighbour
 
 
 @cuda.jit(device=True)
@@ -158,18 +161,75 @@ def _value_float32(key):
     return np.uint32(key ^ flip).view(np.float32)
 
 
+@cuda.jit(device=True)
+def _decode_bfloat16(w0, w1, w2, w3, lane):
+    word = _word(w0, w1, w2, w3, lane >> 1)
+    return np.uint32((word & np.uint32(0xFFFF0000)) if lane & 1 else (word << np.uint32(16))).view(np.float32)
+
+
+@cuda.jit(device=True)
+def _decode_float16(w0, w1, w2, w3, lane):
+    return half_to_float(_half(w0, w1, w2, w3, lane))
+
+
+@cuda.jit(device=True)
+def _decode_float32(w0, w1, w2, w3, lane):
+    return np.uint32(_word(w0, w1, w2, w3, lane)).view(np.float32)
+
+
+@cuda.jit(device=True)
+def _key_of_bfloat16(value):
+    return _key16(np.uint32(np.float32(value).view(np.uint32) >> np.uint32(16)))
+
+
+@cuda.jit(device=True)
+def _key_of_float16(value):
+    return _key16(np.uint32(float_to_half(value)))
+
+
+@cuda.jit(device=True)
+def _key_of_float32(value):
+    return _key32(np.float32(value).view(np.uint32))
+
+
+def _only_halves(minus_inf):
+    pair = np.uint32(minus_inf << 16 | minus_inf)
+
+    @cuda.jit(device=True)
+    def only(w0, w1, w2, w3, mask):
+        m0 = np.uint32((0xFFFF if mask & 1 else 0) | (0xFFFF0000 if mask & 2 else 0))
+        m1 = np.uint32((0xFFFF if mask & 4 else 0) | (0xFFFF0000 if mask & 8 else 0))
+        m2 = np.uint32((0xFFFF if mask & 16 else 0) | (0xFFFF0000 if mask & 32 else 0))
+        m3 = np.uint32((0xFFFF if mask & 64 else 0) | (0xFFFF0000 if mask & 128 else 0))
+        return (
+            np.uint32((w0 & m0) | (pair & ~m0)), np.uint32((w1 & m1) | (pair & ~m1)),
+            np.uint32((w2 & m2) | (pair & ~m2)), np.uint32((w3 & m3) | (pair & ~m3)),
+        )  # fmt: skip
+
+    return only
+
+
+@cuda.jit(device=True)
+def _only_floats(w0, w1, w2, w3, mask):
+    minus_inf = np.uint32(0xFF800000)
+    return (
+        np.uint32(w0 if mask & 1 else minus_inf), np.uint32(w1 if mask & 2 else minus_inf),
+        np.uint32(w2 if mask & 4 else minus_inf), np.uint32(w3 if mask & 8 else minus_inf),
+    )  # fmt: skip
+
+
 _FORMATS = {
     "bfloat16": Format(
         "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _halves_of_vector, _larger_bfloat16,
-        _key_of_bfloat16s, _value_bfloat16
+        _key_of_bfloat16s, _value_bfloat16, _decode_bfloat16, _only_halves(0xFF80), _key_of_bfloat16
     ),
     "float16": Format(
         "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _halves_of_vector, _larger_float16,
-        _key_of_float16s, _value_float16
+        _key_of_float16s, _value_float16, _decode_float16, _only_halves(0xFC00), _key_of_float16
     ),
     "float32": Format(
         "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _floats_of_vector, _larger_float32,
-        _key32, _value_float32
+        _key32, _value_float32, _decode_float32, _only_floats, _key_of_float32
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A round on a device: two launches, no synchronisation."""
+"""A round on a device: two launches, four where rows are weighed whole; no synchronisation."""
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
 from gpu.support import device as support_device
 from gpu.support.policy import rows_argument
+from gpu.support.whole import whole_argument
 from gpu.verification import Verdict
 from gpu.verification import device as verification
 
@@ -22,16 +23,17 @@ def run(
     thresholds: tuple[float, float],
     wanted: Array,
     max_support: int,
+    whole_rows: bool,
     out: tuple[Support | None, Verdict | None, Capture | None] | None,
 ) -> tuple[Support, Verdict, Capture]:
-    """run_round of CuPy arrays: two launches up to MAX_WIDTH rows a request, else four."""
+    """run_round of CuPy arrays: up to MAX_WIDTH rows a request one launch behind the filter's first, else three."""
     rows = device_logits(logits, 3)
     batch, width, _ = logits.shape
     support, verdict, masks = out or (None, None, None)
     check_device("wanted", wanted, np.bool_, (batch,))
     if width > MAX_WIDTH or batch == 0:
         flat = logits.reshape(batch * width, rows.vocabulary)
-        support = support_device.select(flat, *bounds, support)
+        support = support_device.select(flat, *bounds, whole_rows, support)
         verdict = verification.verify(logits, support, *request, *thresholds, verdict)
         return support, verdict, capture.capture(logits, support, verdict, wanted, max_support, masks)
     support, marks, of_filter = support_device.filter_arguments(rows, *bounds, support)
@@ -40,9 +42,12 @@ def run(
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
     support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next
-    round_kernel(rows.form.name, proposal_name).launch(
+    of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
+    if whole_rows:
+        support_device.weigh(rows, marks, of_filter, of_rows, whole)
+    round_kernel(rows.form.name, proposal_name, whole_rows).launch(
         (batch * width,),
-        rows.argument, marks, of_filter, rows_argument(support), batch, requests,
+        rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), batch, requests,
         verification.verdicts_argument(verdict), capture.captures_argument(wanted, max_support, masks),
     )  # fmt: skip
     return support, verdict, masks

@@ -17,22 +17,26 @@ from gpu.device.instructions import take_ticket
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS
 from gpu.support.gather import BOX, SHARED
+from gpu.support.limits import FILTER
 from gpu.support.marks import MARKS
-from gpu.support.pick import FILTER, MAX_REGISTERS, SCRATCH64, THREADS, pick_of
+from gpu.support.pick import MAX_REGISTERS, SCRATCH64, THREADS, pick_of
+from gpu.support.pick_whole import pick_whole_of
 from gpu.support.policy import ROWS
+from gpu.support.whole import WHOLE
 from gpu.verification.chain import REQUESTS, VERDICTS
 
 
 @lru_cache
-def round_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -> Kernel:
-    """The kernel for logits and draft probabilities of these dtypes; its grid is (rows,)."""
-    pick, decide = pick_of(name, threads), request_of(name, proposal_name, threads)
+def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False, threads: int = THREADS) -> Kernel:
+    """The kernel for logits and draft probabilities of these dtypes; its grid is (rows,).
 
-    def finish(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
-        shared = cuda.shared.array(SHARED, int32)
-        scratch64 = cuda.shared.array(SCRATCH64, int64)
-        row = np.int32(cuda.blockIdx.x)
-        pick(row, logits, marks, bounds, rows, shared, scratch64)
+    whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
+    """
+    pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
+    decide = request_of(name, proposal_name, threads)
+
+    @cuda.jit(device=True)
+    def decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):
         request = np.int32(np.uint32(row) // np.uint32(logits.width))
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
@@ -44,5 +48,21 @@ def round_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -
         if shared[BOX] == logits.width - 1:
             decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
-    signature = void(LOGITS, MARKS, FILTER, ROWS, int32, REQUESTS, VERDICTS, CAPTURES)
-    return Kernel(finish, signature, threads, MAX_REGISTERS)
+    def finish(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
+        shared = cuda.shared.array(SHARED, int32)
+        scratch64 = cuda.shared.array(SCRATCH64, int64)
+        row = np.int32(cuda.blockIdx.x)
+        pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
+        decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
+
+    def finish_whole(logits, marks, bounds, rows, whole, num_requests, requests, verdicts, captures):
+        shared = cuda.shared.array(SHARED, int32)
+        scratch64 = cuda.shared.array(SCRATCH64, int64)
+        row = np.int32(cuda.blockIdx.x)
+        pick_whole(row, logits, marks, bounds, rows, whole, shared, scratch64)
+        decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
+
+    behind = int32, REQUESTS, VERDICTS, CAPTURES
+    if whole_rows:
+        return Kernel(finish_whole, void(LOGITS, MARKS, FILTER, ROWS, WHOLE, *behind), threads, MAX_REGISTERS)
+    return Kernel(finish, void(LOGITS, MARKS, FILTER, ROWS, *behind), threads, MAX_REGISTERS)

@@ -24,13 +24,14 @@ def run_round(
     capacity: int,
     threshold_single: float = 1.0,
     threshold_acc: float = 1.0,
+    whole_rows: bool = False,
     out: tuple[Support | None, Verdict | None, Capture | None] | None = None,
 ) -> tuple[Support, Verdict, Capture]:
     """select_support of logits [B, W, V] as [B*W, V], verify_chain, and capture_masks of what that committed.
 
     Arguments and results are theirs, bit for bit. On a device it is two launches, the one read of the
-    logits and all the rest. out: what an earlier call of the same shapes returned, whose memory is used again, None
-    where there is none yet; CuPy arrays only. ValueError as theirs.
+    logits and all the rest, and with whole_rows two between them. out: what an earlier call of the same shapes
+    returned, whose memory is used again, None where there is none yet; CuPy arrays only. ValueError as theirs.
     """
     if logits.ndim != 3:
         raise ValueError(f"logits={logits.shape}, expected [B, W, V]")
@@ -48,7 +49,7 @@ def run_round(
         bounds = temperature, top_k, top_p, min_p, filter_order == "joint", capacity
         request = draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs
         thresholds = float(threshold_single), float(threshold_acc)
-        return device.run(logits, bounds, request, thresholds, wanted, max_support, out)
+        return device.run(logits, bounds, request, thresholds, wanted, max_support, whole_rows, out)
     if out is not None:
         raise ValueError(
             "out=(Support, Verdict, Capture), expected None for NumPy arrays: their masks have the size they need"

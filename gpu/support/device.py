@@ -1,4 +1,4 @@
-"""The filter on a device: two launches, no synchronisation."""
+"""The filter on a device: two launches, four where rows are weighed whole; no synchronisation."""
 
 from dataclasses import replace
 
@@ -9,11 +9,16 @@ from gpu.device.block import WARP
 from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty, zeros
 from gpu.device.vectors import BINS
+from gpu.support.limits import Filter
 from gpu.support.marks import Marks, marks_argument
-from gpu.support.pick import Filter, pick_kernel
-from gpu.support.policy import rows_argument
+from gpu.support.narrow import narrow_kernel
+from gpu.support.pick import pick_kernel
+from gpu.support.pick_whole import pick_whole_kernel
+from gpu.support.policy import Rows, rows_argument
 from gpu.support.record import Support, Walk
 from gpu.support.scan import LOADS, scan_kernel
+from gpu.support.weigh import weigh_kernel
+from gpu.support.whole import PARTS, SUMS, Whole, room_for, whole_argument
 
 
 def _fits(out: Support, num_rows: int, capacity: int, chunks: int, stride: int, segments: int) -> bool:
@@ -27,7 +32,9 @@ def _fits(out: Support, num_rows: int, capacity: int, chunks: int, stride: int, 
     )
 
 
-def _allocate(num_rows: int, capacity: int, temperature: Array, chunks: int, stride: int, segments: int) -> Support:
+def _allocate(
+    num_rows: int, vocabulary: int, capacity: int, temperature: Array, chunks: int, stride: int, segments: int
+) -> Support:
     return Support(
         status=empty((num_rows,), np.uint8),
         maximum=empty((num_rows,), np.float32),
@@ -45,8 +52,18 @@ def _allocate(num_rows: int, capacity: int, temperature: Array, chunks: int, str
             chunk_largest=empty((num_rows, chunks), np.uint32),
             counts=zeros((num_rows, BINS), np.int32),
             no_min_p=zeros((num_rows,), np.float32),
+            parts=empty((num_rows, chunks, PARTS), np.int64),
+            sums=zeros((num_rows, SUMS), np.int64),
+            tally=zeros((num_rows, BINS), np.int32),
+            inside=empty((num_rows, 2, room_for(vocabulary)), np.int32),
         ),
     )
+
+
+def walk_of(support: Support) -> Walk:
+    """What a support of device arrays has for walks."""
+    assert support.walk is not None
+    return support.walk
 
 
 def filter_arguments(
@@ -59,7 +76,7 @@ def filter_arguments(
     capacity: int,
     out: Support | None,
 ) -> tuple[Support, Marks, Filter]:
-    """Room for the support, and what both kernels read as their arguments; launches nothing."""
+    """Room for the support, and what the kernels read as their arguments; launches nothing."""
     num_rows = rows.num_rows
     check_device("temperature", temperature, np.float32, (num_rows,))
     check_device("top_k", top_k, np.int32, (num_rows,))
@@ -70,14 +87,13 @@ def filter_arguments(
     chunks = -(-rows.num_granules // chunk)
     stride, segments = chunks * chunk, -(-rows.num_granules // WARP)
     if out is None:
-        out = _allocate(num_rows, capacity, temperature, chunks, stride, segments)
+        out = _allocate(num_rows, rows.vocabulary, capacity, temperature, chunks, stride, segments)
     elif not _fits(out, num_rows, capacity, chunks, stride, segments):
         raise ValueError(
             f"out={out.token_ids.shape}, expected a Support of an earlier call with the same shapes and dtype"
         )
     out = replace(out, temperature=temperature)
-    walk = out.walk
-    assert walk is not None
+    walk = walk_of(out)
     bounds = Filter(
         pointer(top_k), pointer(top_p), pointer(walk.no_min_p if min_p is None else min_p), int(joint)
     )  # fmt: skip
@@ -85,8 +101,15 @@ def filter_arguments(
 
 
 def scan(rows: DeviceLogits, marks: Marks) -> None:
-    """Launch the first kernel. The second must follow: it leaves the counts zero for the next call."""
+    """Launch the first kernel. The last must follow: it leaves the counts zero for the next call."""
     scan_kernel(rows.form.name).launch((rows.num_rows * marks.chunks,), rows.argument, marks)
+
+
+def weigh(rows: DeviceLogits, marks: Marks, bounds: Filter, of_rows: Rows, whole: Whole) -> None:
+    """Launch the two kernels between the scan and the last one, for rows that are weighed whole."""
+    grid = (rows.num_rows * marks.chunks,)
+    weigh_kernel(rows.form.name).launch(grid, rows.argument, marks, bounds, of_rows, whole)
+    narrow_kernel(rows.form.name).launch(grid, rows.argument, marks, of_rows, whole)
 
 
 def select(
@@ -97,12 +120,19 @@ def select(
     min_p: Array | None,
     joint: bool,
     capacity: int,
+    whole_rows: bool,
     out: Support | None,
 ) -> Support:
     """select_support of CuPy arrays."""
     rows = device_logits(logits, 2)
     out, marks, bounds = filter_arguments(rows, temperature, top_k, top_p, min_p, joint, capacity, out)
     if rows.num_rows:
+        of_rows = rows_argument(out)
         scan(rows, marks)
-        pick_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, rows_argument(out))
+        if whole_rows:
+            whole = whole_argument(walk_of(out))
+            weigh(rows, marks, bounds, of_rows, whole)
+            pick_whole_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows, whole)
+        else:
+            pick_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows)
     return out

@@ -21,6 +21,7 @@ class Finish(NamedTuple):
     whole_row: Any  # (row, cutoff, scale, shared, scratch64, segments, segments_at): both -> count, total, least, id
     write_row: Any  # (row, least, cutoff, scale, shared, token_ids, weights, out)
     row_mass: Any  # (row, scale, scratch64) -> the mass of all
+    reduced: Any  # (mass, key, id, shared, scratch64), a thread's -> the block's sum, and the smallest of the others
 
 
 @lru_cache
@@ -153,4 +154,4 @@ def finish_of(name: str, threads: int) -> Finish:
                     total = np.int64(total + weight(value, scale.maximum, scale.c_hi, scale.c_lo))
         return sum64(total, scratch64)
 
-    return Finish(candidates, whole_row, write_row, row_mass)
+    return Finish(candidates, whole_row, write_row, row_mass, reduced)

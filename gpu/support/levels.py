@@ -34,7 +34,7 @@ class Levels(NamedTuple):
     """The two searches, for one dtype and block size."""
 
     kth: Any  # (row, size, base, top, k, scale, shared, scratch64) -> k-th largest key, mass of the keys >= it
-    crossing: Any  # (row, size, floor, top, top_p, whole, scale, shared, scratch64) -> key, whether it was reached
+    crossing: Any  # (row, size, floor, top, above, top_p, whole, scale, shared, scratch64) -> key, whether it's reached
     both: Any  # both at once where one level is enough: see there
 
 
@@ -168,8 +168,9 @@ def levels_of(name: str, threads: int) -> Levels:
             shift = np.uint32(shift - np.uint32(LEVEL)) if shift > np.uint32(LEVEL) else np.uint32(0)
 
     @cuda.jit(device=True)
-    def crossing(row, size, floor, top, top_p, whole, scale, shared, scratch64):
-        low, high, above = floor, top, np.int64(0)
+    def crossing(row, size, floor, top, above, top_p, whole, scale, shared, scratch64):
+        # above: the mass of the keys beyond `top`; a crossing there isn't reached here.
+        low, high = floor, top
         limit = mass_limit(top_p, whole)
         shift = shift_of(low, high)
         while True:

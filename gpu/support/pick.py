@@ -5,28 +5,30 @@
 3  cutoffs  the k-th largest key and the top-p crossing, by counts and integer masses
 4  finish   count, mass and least key of what is kept; its entries
 
-A row that has no bound, or more candidates than fit, runs 3 and 4 over its memory. Nothing depends on the launch.
+A row that has no bound, or more candidates than fit, runs 3 and 4 over its memory, unless gpu/support/whole.py has
+found out what there is to know. Nothing depends on the launch.
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int32, int64, void
+from numba import cuda, int32, int64, void
 
 from gpu import status
 from gpu.device.block import WARP
-from gpu.device.instructions import warp_max_u32
-from gpu.device.launch import Kernel, pointer_to, record_of
+from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, open_row
 from gpu.device.vectors import BINS, format_of
 from gpu.support.cutoffs import min_p_cutoff
 from gpu.support.finish import finish_of
 from gpu.support.gather import BOX, CANDIDATES, LISTED, SHARED, gather_of
 from gpu.support.levels import SLOTS, Scale, levels_of
+from gpu.support.limits import FILTER, limits_of
 from gpu.support.marks import MARKS
 from gpu.support.policy import ROWS
-from gpu.weights import GREEDY_TEMPERATURE, LOWEST, ONE, split_scale
+from gpu.support.whole import top_of
+from gpu.weights import LOWEST, ONE, split_scale
 
 THREADS = 512
 MAX_REGISTERS = 64  # two blocks a multiprocessor
@@ -36,37 +38,28 @@ _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
 _POSITIVE_ZERO, _NEGATIVE_ZERO = np.uint32(0x8000), np.uint32(0x7FFF)  # stored maxima
 
 
-class Filter(NamedTuple):
-    """What bounds the rows, as kernels take it; their temperatures are the Rows'."""
-
-    top_k: Any  # int32 [R], 0: none
-    top_p: Any  # float32 [R]
-    min_p: Any  # float32 [R]
-    joint: Any  # int32: whether the filter order is
-
-
-FILTER = record_of(Filter, pointer_to(int32), pointer_to(float32), pointer_to(float32), int32)
-
-
 @lru_cache
 def pick_of(name: str, threads: int) -> Any:
-    """A device function for logits of this dtype: (index, logits, marks, bounds, rows, shared, scratch64).
+    """A device function for logits of this dtype: (index, mass, base, cutoff, logits, marks, bounds, rows, shared,
+    scratch64).
 
-    Fills one row of `rows`. shared: int32 [gather.SHARED], scratch64: int64 [SCRATCH64].
+    Fills one row of `rows`. mass: of the whole row, 0 where it isn't known. base: where it isn't 0, all but min-p has
+    cut the row: what is kept has no key below the base and no value below the cutoff. shared: int32 [gather.SHARED],
+    scratch64: int64 [SCRATCH64].
     """
     form = format_of(name)
     granule, value_of = 2 * form.lanes, form.value
     minus_inf, plus_inf, to_stored = form.minus_inf, form.plus_inf, np.uint32(form.bits - 16)
     maxima_of, bound, refine, list_granules, take = gather_of(name, threads)
     kth, crossing, both = levels_of(name, threads)
-    finish_candidates, finish_row, write_row, row_mass = finish_of(name, threads)
+    finish_candidates, finish_row, write_row, row_mass, _ = finish_of(name, threads)
 
     @cuda.jit(device=True)
-    def cut(row, size, base, top, k, top_p, joint, scale, shared, scratch64):
+    def cut(row, size, base, top, k, top_p, joint, of_row, scale, shared, scratch64):
         # Top-k (k > 0) and top-p. Returns the least kept key and whether it is one: else the row isn't cut here.
         whole = np.int64(0)
         if top_p < np.float32(1.0) and (joint != 0 or k == 0):
-            whole = row_mass(row, scale, scratch64)
+            whole = of_row if of_row > 0 else row_mass(row, scale, scratch64)
         if np.uint32(top - base) < SLOTS:
             floor, least, reached = both(row, size, base, top, k, top_p, whole, scale, shared, scratch64)
         else:
@@ -76,28 +69,20 @@ def pick_of(name: str, threads: int) -> Any:
                 whole = whole if whole > 0 else mass
             least = floor
             if top_p < np.float32(1.0):
-                least, reached = crossing(row, size, floor, top, top_p, whole, scale, shared, scratch64)
+                least, reached = crossing(row, size, floor, top, np.int64(0), top_p, whole, scale, shared, scratch64)
         return least, reached or k > 0
 
     @cuda.jit(device=True)
-    def pick(index, logits, marks, bounds, rows, shared, scratch64):
+    def pick(index, mass, known_base, known_cutoff, logits, marks, bounds, rows, shared, scratch64):
         vocabulary, capacity = logits.vocabulary, rows.capacity
         row = open_row(logits, index, granule, marks.maxima, marks.stride)
         prefetched = maxima_of(row, 0)
-        temperature, k = rows.temperature[index], bounds.top_k[index]
-        top_p, min_p = bounds.top_p[index], bounds.min_p[index]
-        top = np.uint32(0)
-        for i in range(cuda.laneid, marks.chunks, WARP):
-            top = max(top, np.uint32(marks.chunk_largest[np.int64(index) * marks.chunks + i]))
-        top = warp_max_u32(top)
-        greedy = temperature < GREEDY_TEMPERATURE or k == 1
-        if greedy or k >= vocabulary:
-            k = np.int32(0)
+        temperature, k, top_p, min_p, greedy, good = limits_of(bounds, rows, index, vocabulary)
+        top = top_of(marks, index)
         need = np.int32(1) if greedy else np.int32(k)
         if need == 0 and (top_p < np.float32(1.0) or min_p > np.float32(0.0)):
             need = np.int32(_GUESS)
         bound(marks.counts, np.int64(index) * BINS, max(need, np.int32(1)), shared)
-        good = temperature >= 0 and temperature < np.inf and k >= 0 and top_p > 0 and min_p >= 0 and min_p < 1
         if not (minus_inf < top < plus_inf and good):
             if cuda.threadIdx.x == 0:
                 rows.status[index], rows.greedy[index] = _INVALID, np.uint8(0)
@@ -105,7 +90,7 @@ def pick_of(name: str, threads: int) -> Any:
                 rows.count[index], rows.total[index], rows.argmax[index] = 0, 0, -1
             return
         least = np.uint32(shared[BOX] << 5)
-        if shared[BOX + 1] > need + (need >> 1) + 128:
+        if known_base == 0 and shared[BOX + 1] > need + (need >> 1) + 128:
             refine(row, prefetched, need, shared)
             least = np.uint32(shared[BOX])
         reach = np.int32(shared[BOX + 1])
@@ -113,6 +98,8 @@ def pick_of(name: str, threads: int) -> Any:
             least = _NEGATIVE_ZERO
         least = max(least, np.uint32(1))
         base = max(np.uint32(least << to_stored), np.uint32(minus_inf + 1))
+        if known_base != 0:
+            base, least, need, reach = known_base, np.uint32(known_base >> to_stored), np.int32(1), np.int32(0)
         size = np.int32(-1)
         if need > 0 and reach <= LISTED:
             num_listed = list_granules(row, prefetched, least, shared)
@@ -125,12 +112,14 @@ def pick_of(name: str, threads: int) -> Any:
             c_hi, c_lo = split_scale(temperature)
             scale = Scale(maximum, np.float32(c_hi), np.float32(c_lo))
             cutoff = max(np.float32(LOWEST), np.float32(min_p_cutoff(maximum, temperature, min_p)))
-            if k > 0 or top_p < np.float32(1.0):
+            if known_base != 0:
+                cutoff = max(cutoff, known_cutoff)
+            elif k > 0 or top_p < np.float32(1.0):
                 kept, known, last = np.uint32(0), False, k == 0 and size < 0
                 while True:
                     if last:  # what was gathered doesn't hold the crossing
                         size, base = np.int32(-1), np.uint32(minus_inf + 1)
-                    kept, known = cut(row, size, base, top, k, top_p, bounds.joint, scale, shared, scratch64)
+                    kept, known = cut(row, size, base, top, k, top_p, bounds.joint, mass, scale, shared, scratch64)
                     if known or last:
                         break
                     last = True
@@ -173,6 +162,8 @@ def pick_kernel(name: str, threads: int = THREADS) -> Kernel:
     def pick_rows(logits, marks, bounds, rows):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        pick(cuda.blockIdx.x, logits, marks, bounds, rows, shared, scratch64)
+        pick(
+            cuda.blockIdx.x, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64
+        )
 
     return Kernel(pick_rows, void(LOGITS, MARKS, FILTER, ROWS), threads, MAX_REGISTERS)

@@ -32,6 +32,11 @@ class Walk:
     chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
     no_min_p: Array  # float32 [R]: zeros, for a call without min_p
+    # Of rows that are weighed whole: see gpu/support/whole.py.
+    parts: Array  # int64 [R, chunks, 4]
+    sums: Array  # int64 [R, 10]: zero between calls
+    tally: Array  # int32 [R, BINS]: zero between calls
+    inside: Array  # int32 [R, 2, room]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ def select_support(
     *,
     filter_order: str = "top_k_first",
     capacity: int,
+    whole_rows: bool = False,
     out: Support | None = None,
 ) -> Support:
     """The kept set of every row.
@@ -35,8 +36,11 @@ def select_support(
     logits [R, V]: float32, float16, bfloat16 or uint16 with its bits; V at most 2^18; rows may be strided.
     temperature float32 [R], finite and >= 0 (below 1e-5: greedy). top_k int32 [R], 0 for unbounded. top_p
     float32 [R] in (0, 1]. min_p float32 [R] in [0, 1), or None for 0. capacity: entries stored a row, at
-    least 1; a larger support is counted in full and walked again by its readers. out: a Support of an earlier call
-    of the same shapes and dtype, whose memory is used again (a CUDA graph needs that).
+    least 1; a larger support is counted in full and walked again by its readers. whole_rows: a hint where the arrays
+    are a device's, which changes no number: rows may be there that have to be weighed whole, those without a top_k
+    below V, and with "joint" those with a top_p below 1. With it two more kernels share such a row among many blocks,
+    without it one block has it alone; rows that a top_k bounds are fastest without it. out: a Support of an earlier
+    call of the same shapes and dtype, whose memory is used again (a CUDA graph needs that).
     All arrays are NumPy's, or all CuPy's, and the same kernels' numbers come back. ValueError for anything else;
     the values of CuPy arrays aren't read, and a parameter out of range makes its row INVALID.
     """
@@ -48,5 +52,5 @@ def select_support(
     if on_device(logits):
         from gpu.support import device
 
-        return device.select(logits, temperature, top_k, top_p, min_p, joint, capacity, out)
+        return device.select(logits, temperature, top_k, top_p, min_p, joint, capacity, whole_rows, out)
     return host.select(logits, temperature, top_k, top_p, min_p, joint, capacity, out)

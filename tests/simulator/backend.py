@@ -24,7 +24,10 @@ def up(array):
 
 FACTORIES = (
     (support_device, "scan_kernel"),
+    (support_device, "weigh_kernel"),
+    (support_device, "narrow_kernel"),
     (support_device, "pick_kernel"),
+    (support_device, "pick_whole_kernel"),
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
     (rounds_device, "round_kernel"),
@@ -37,8 +40,8 @@ class Simulated(Device):
 
     name = "simulated"
 
-    def __init__(self, threads=64, skew=0):
-        self.threads, self.skew = threads, skew
+    def __init__(self, threads=64, skew=0, whole_rows=False):
+        self.threads, self.skew, self.hints = threads, skew, (whole_rows,)
 
     def up(self, array):
         return array.view(SimulatedArray)

@@ -1,0 +1,97 @@
+"""What is known of rows as a whole, for those that no finite top_k bounds: many blocks a row find it, one uses it.
+
+Two more kernels run between the scan and the pick where the caller says that such rows may be there:
+
+1  weigh    mass, number, least and first of what is kept of each chunk, and of the row; for a row with top_p a tally of
+            every other logit by its distance from the maximum, from which follows a window in the order of the keys
+            that should hold the crossing
+2  narrow   of rows with a window: the mass and the number above it, and the elements in it
+
+The pick then finds the crossing among these few. Where the window doesn't hold it (the tally is only a guess), or holds
+more elements than fit, the pick walks the row itself: what comes out is the same. Masses and numbers are integers, so
+no order of adding them up matters.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int32, int64
+
+from gpu.device.block import WARP
+from gpu.device.instructions import warp_max_u32
+from gpu.device.launch import pointer, pointer_to, record_of
+from gpu.support.gather import CANDIDATES
+from gpu.support.record import Walk
+
+PARTS = 4  # of a chunk, int64: mass, number, least key, first token with the largest logit
+# Of a row, int64, zero between calls: the same four of the row (mass 0: not weighed);
+TOTAL, COUNT, LEAST, FIRST = range(PARTS)
+# the window's keys (LOW 0: none), the mass and the number above it, the number in it; blocks that are done.
+LOW, HIGH, ABOVE, NUM_ABOVE, NUM_INSIDE, DONE = range(PARTS, PARTS + 6)
+SUMS = PARTS + 6
+
+
+class Whole(NamedTuple):
+    """The part of a Walk for these, as kernels take it."""
+
+    parts: Any  # int64 [R, chunks, PARTS]
+    sums: Any  # int64 [R, SUMS]
+    tally: Any  # int32 [R, BINS]: zero between calls
+    inside: Any  # int32 [R, 2, room]: keys and ids of the elements in the window
+    room: Any
+
+
+WHOLE = record_of(
+    Whole, pointer_to(int64), pointer_to(int64), pointer_to(int32), pointer_to(int32), int32
+)  # fmt: skip
+
+
+def whole_argument(walk: Walk) -> Whole:
+    """The argument of a kernel."""
+    return Whole(
+        pointer(walk.parts), pointer(walk.sums), pointer(walk.tally), pointer(walk.inside), walk.inside.shape[2]
+    )
+
+
+def room_for(vocabulary: int) -> int:
+    """How many elements of a window are kept a row."""
+    return min(CANDIDATES, vocabulary)
+
+
+@cuda.jit(device=True)
+def top_of(marks, index):
+    """The largest key of a row; every lane of the warp takes part."""
+    top = np.uint32(0)
+    for i in range(cuda.laneid, marks.chunks, WARP):
+        top = max(top, np.uint32(marks.chunk_largest[np.int64(index) * marks.chunks + i]))
+    return warp_max_u32(top)
+
+
+class Place(NamedTuple):
+    """Where a thread reads its four vectors of a chunk: a warp takes 128 that follow each other."""
+
+    vector: Any  # int64: the first one, counted from the words
+    left: Any  # int32: how many vectors further the row goes
+    first: Any  # int32: the token id of its first element
+    granule: Any  # int32: the first granule of the warp, counted from the row's first
+
+
+@cuda.jit(device=True)
+def place_of(start, head, chunk_vectors, chunk, lanes, vocabulary):
+    """This thread's place in a chunk of a row that begins at `start`, `head` elements behind a granule's boundary."""
+    of_warp = np.int32(chunk * chunk_vectors + (cuda.threadIdx.x // WARP) * (4 * WARP))
+    vector = np.int32(of_warp + cuda.laneid)
+    num_granules = np.int32(np.int32(head + vocabulary + 2 * lanes - 1) // (2 * lanes))
+    index = np.int64(np.int64(start - head) // np.int64(lanes) + vector)
+    return Place(
+        index, np.int32(2 * num_granules - 1 - vector), np.int32(vector * lanes - head), np.int32(of_warp // 2)
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def vector_of(words, i):
+    """The i-th vector of load_four's."""
+    a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = words
+    low0, low1, low2, low3 = (b0, b1, b2, b3) if i & 1 else (a0, a1, a2, a3)
+    high0, high1, high2, high3 = (d0, d1, d2, d3) if i & 1 else (c0, c1, c2, c3)
+    return (high0, high1, high2, high3) if i & 2 else (low0, low1, low2, low3)

@@ -1,0 +1,116 @@
+"""Rows that many blocks weigh whole, in the simulator: the host twin's bits on every path, and all paths taken."""
+
+from contextlib import ExitStack
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from gpu.support import device as support_device
+from gpu.support import whole, window
+from gpu.support.cutoffs import mass_limit
+from tests.backends import HOST, assert_same
+from tests.rounds import make_round
+from tests.simulator.backend import Simulated
+from tests.strategies import cast, landscape
+
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero")  # silent where float64 isn't NumPy's
+
+
+class Paths:
+    """What the kernels before the pick have left for every row of every call; small windows while it is entered."""
+
+    def __init__(self, few=4, half=20, room=None):
+        self.few, self.half, self.room = few, half, room
+        self.sums = []
+
+    def __enter__(self):
+        self.stack = ExitStack()
+        weigh = support_device.weigh
+
+        def spy(rows, marks, bounds, of_rows, of_whole):
+            weigh(rows, marks, bounds, of_rows, of_whole)
+            self.sums.append(np.array(of_whole.sums).reshape(-1, whole.SUMS))
+
+        patches = [(support_device, "weigh", spy), (window, "_FEW", self.few), (window, "_HALF", self.half)]
+        if self.room is not None:
+            patches.append((support_device, "room_for", lambda vocabulary: self.room))
+        for module, name, value in patches:
+            self.stack.enter_context(mock.patch.object(module, name, value))
+        return self
+
+    def __exit__(self, *_):
+        self.stack.close()
+
+    def column(self, field):
+        """One field of all rows."""
+        return np.concatenate(self.sums)[:, field]
+
+
+def of(kinds, size, seed):
+    rng = np.random.default_rng(seed)
+    return np.stack([landscape(kind, size, rng) for kind in kinds])
+
+
+@pytest.mark.parametrize(("dtype", "skew", "capacity"), [("bfloat16", 3, 60), ("float16", 9, 1)])
+def test_windows_hold_the_crossing(dtype, skew, capacity):
+    """Unfiltered, top-p that keeps many or few, min-p beside it."""
+    x = of(["normal", "normal", "normal", "holes"], 500, 51) / np.float32(2)
+    parameters = (
+        np.array([1, 2, 2, 1], np.float32), np.zeros(4, np.int32),
+        np.array([1, 0.95, 0.8, 0.7], np.float32), np.array([0, 0, 0.3, 0], np.float32),
+    )  # fmt: skip
+    with Paths() as paths:
+        Simulated(skew=skew, whole_rows=True).select_support(cast(x, dtype), *parameters, capacity=capacity)
+    assert (paths.column(whole.TOTAL) > 0).all()
+    assert (paths.column(whole.LOW) > 0).tolist() == [False, True, True, True]
+    assert (paths.column(whole.NUM_INSIDE)[1:] > 0).all()
+
+
+@pytest.mark.parametrize(("dtype", "half"), [("bfloat16", 20), ("float32", 0)])
+def test_a_window_that_overflows_or_misses_costs_only_time(dtype, half):
+    x = of(["normal", "few_values", "plateau", "zeros"], 500, 52)
+    parameters = np.repeat(np.float32(3), 4), np.zeros(4, np.int32), np.array([0.9, 0.4, 0.9, 0.9], np.float32)
+    with Paths(half=half, room=16) as paths, ExitStack() as stack:
+        if half == 0:  # looked for where half as much is kept
+            half_as_much = lambda top_p, mass: mass_limit(top_p, mass) / 2  # noqa: E731
+            stack.enter_context(mock.patch.object(window, "mass_limit", half_as_much))
+        support = Simulated(whole_rows=True).select_support(cast(x, dtype), *parameters, capacity=20)
+    windows = paths.column(whole.LOW) > 0
+    if half > 0:
+        assert (paths.column(whole.NUM_INSIDE)[windows] > 16).sum() >= 2
+    else:
+        keys = support.cutoff[0].view(np.uint32)  # of a float32: the negative ones' bits, all turned
+        keys = ~keys if keys >> 31 else keys | np.uint32(1 << 31)
+        assert windows[0]
+        assert not paths.column(whole.LOW)[0] <= keys <= paths.column(whole.HIGH)[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "order", "skew", "capacity"), [("bfloat16", "top_k_first", 5, 40), ("float32", "joint", 0, 500)]
+)
+def test_whole_rounds_are_the_host_twins(dtype, order, skew, capacity):
+    """Rows of every kind side by side: with top-k and without, greedy, invalid; twice into the same memory."""
+    batch, width, size = 2, 3, 500
+    round_ = make_round(60 + skew, batch, width, size, dtype, num_poisoned=1)
+    round_.parameters[1][::2] = 0
+    arguments = (
+        round_.logits, *round_.parameters, round_.drafts, round_.num_drafts, *round_.coins, round_.wanted, size,
+    )  # fmt: skip
+    options = {"filter_order": order, "capacity": capacity}
+    with Paths() as paths:
+        results = Simulated(skew=skew, whole_rows=True).run_round(*arguments, **options)
+    for got, want in zip(results, HOST.run_round(*arguments, **options), strict=True):
+        assert_same(got, want)
+    np.testing.assert_array_equal(*paths.sums)
+    weighed = paths.column(whole.TOTAL) > 0
+    assert weighed.any()
+    assert not weighed.all()
+
+
+def test_neither_block_nor_place_changes_a_bit():
+    x = cast(of(["normal", "steps"], 600, 53), "bfloat16")
+    parameters = np.ones(2, np.float32), np.zeros(2, np.int32), np.array([0.9, 0.8], np.float32)
+    with Paths():
+        for threads, skew in ((32, 7), (128, 1)):  # held against the host each time
+            Simulated(threads, skew, whole_rows=True).select_support(x, *parameters, capacity=90)
