@@ -243,6 +243,25 @@ def test_a_round_reads_only_what_stands_in_place(kind):
     assert len(frozen.bodies) < 30
 
 
+@pytest.mark.parametrize("order", ["top_k_first", "joint"])
+def test_rounds_say_whether_rows_are_weighed_whole(order, monkeypatch):
+    """Of all slots that a round runs over, those that aren't through their prefill too."""
+    said, run_round = [], gpu.run_round
+
+    def spy(logits, temperature, top_k, top_p, *arguments, whole_rows, **options):
+        sampled = (temperature > 0) & (top_k != 1)
+        whole = sampled & ((top_k == 0) | (top_k >= logits.shape[-1]) | ((order == "joint") & (top_p < 1)))
+        said.append((whole_rows, bool(whole.any())))
+        return run_round(logits, temperature, top_k, top_p, *arguments, whole_rows=whole_rows, **options)
+
+    monkeypatch.setattr(gpu, "run_round", spy)
+    bounded = [replace(SAMPLED, seed=i, max_new_tokens=4 + i) for i in range(5)]
+    params = [*bounded, replace(SAMPLED, top_k=None), replace(SAMPLED, temperature=0.0, top_k=None)]
+    engines.pipe(max_batch=3, filter_order=order, prefill_chunk=8).generate(PROMPTS[:7], params)
+    assert {(True, True), (False, False)} <= set(said)
+    assert all(hint >= whole for hint, whole in said)
+
+
 def test_overflow_ends_its_own_request():
     params = [replace(SAMPLED, seed=i, return_sampling_mask=i != 2) for i in range(4)]
     params[1] = replace(params[1], top_k=300, top_p=1.0)

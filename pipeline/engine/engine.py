@@ -185,8 +185,8 @@ class Engine:
         if not requests:
             return
         self._write(dict(requests), gpu.FIRST)
-        features = Features.of(self.state, [request for _, request in requests]).first()
         batch = slots_bucket(requests[-1][0] + 1, self.state.options.max_batch)
+        features = Features.of(self.state, [request for _, request in requests], batch).first()
         self._launch(Shape(gpu.FIRST, batch, 0, features), requests)
 
     def _launch_decode(self) -> None:
@@ -198,7 +198,7 @@ class Engine:
         # Of all the slots that the round runs over, those amid their prefill too.
         reach = max(self._reach(request) for request in self.state.running if request.slot < batch)
         kv_length = kv_bucket(reach, self.state.target_cache.max_length)
-        shape = Shape(gpu.DECODING, batch, kv_length, Features.of(self.state, ready))
+        shape = Shape(gpu.DECODING, batch, kv_length, Features.of(self.state, ready, batch))
         self._launch(shape, [(request.slot, request) for request in ready])
 
     def _launch(self, shape: Shape, requests: list[tuple[int, Request]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.engine.buckets import top_bucket
@@ -23,6 +23,7 @@ class Features:
         top: So many of the largest log-probabilities a row; 0: none.
         adjusts: Logits are changed before sampling.
         draws: Drafts of sampled requests are drawn, not chosen.
+        whole_rows: Rows of some slot have to be weighed whole: `gpu.run_round` is faster if it knows.
         threshold_single, threshold_acc: Acceptance thresholds.
     """
 
@@ -30,12 +31,13 @@ class Features:
     top: int = 0
     adjusts: bool = False
     draws: bool = False
+    whole_rows: bool = False
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
 
     @classmethod
-    def of(cls, state: State, requests: Iterable[Request]) -> Features:
-        """The parts that these requests need."""
+    def of(cls, state: State, requests: Iterable[Request], batch: int) -> Features:
+        """The parts that these requests need, in a round over slots 0..batch-1."""
         requests = list(requests)
         params = [request.params for request in requests]
         proposal = state.options.proposal
@@ -47,13 +49,22 @@ class Features:
             top=top_bucket(max((p.top_logprobs for p in params), default=0)),
             adjusts=any(r.params.adjusts or r.num_generated < r.params.min_new_tokens for r in requests),
             draws=draws and not all(p.greedy for p in params),
+            whole_rows=any(_weighed_whole(state, r.params) for r in state.running if r.slot < batch),
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,
         )
 
     def first(self) -> Features:
         """The same for a round of first tokens, which has no drafts."""
-        return Features(self.masks, self.top, self.adjusts, False, self.threshold_single, self.threshold_acc)
+        return replace(self, draws=False)
+
+
+def _weighed_whole(state: State, params: Any) -> bool:
+    """Whether the filter needs the mass of all logits: no top_k bounds them, or top_p is a part of all."""
+    if params.greedy:
+        return False
+    unbounded = params.top_k is None or params.top_k >= state.target.vocab_size
+    return unbounded or (state.options.filter_order == "joint" and params.top_p < 1)
 
 
 def why_eager(state: State, requests: Iterable[Request]) -> str | None:

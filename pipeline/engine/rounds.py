@@ -170,6 +170,7 @@ class Rounds:
             capacity=min(vocabulary, state.options.max_support if features.masks else WORKING_SUPPORT),
             threshold_single=features.threshold_single,
             threshold_acc=features.threshold_acc,
+            whole_rows=features.whole_rows,
             out=None if outbox.records is None else (workspace.support, *outbox.records),
         )
         if outbox.records is not None:
