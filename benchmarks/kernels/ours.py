@@ -92,8 +92,9 @@ class Round:
 
     def run_filter(self) -> None:
         self.support = select_support(
-            self.flat, self.temperature, self.top_k, self.top_p, self.min_p, capacity=CAPACITY, out=self.support
-        )
+            self.flat, self.temperature, self.top_k, self.top_p, self.min_p, capacity=CAPACITY,
+            whole_rows=self.setting.top_k == 0, out=self.support,
+        )  # fmt: skip
 
     def run_verify(self) -> None:
         """The round without a mask request."""
@@ -106,7 +107,8 @@ class Round:
         before = None if self.capture is None else (self.support, self.verdict, self.capture)
         self.support, self.verdict, self.capture = run_round(
             self.logits, self.temperature, self.top_k, self.top_p, self.min_p, self.drafts, self.num_drafts,
-            self.accept, self.draw, wanted, self.max_support, capacity=CAPACITY, out=before,
+            self.accept, self.draw, wanted, self.max_support, capacity=CAPACITY,
+            whole_rows=self.setting.top_k == 0, out=before,
         )  # fmt: skip
 
     def run_pack(self) -> None:
