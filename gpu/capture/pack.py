@@ -44,19 +44,25 @@ def walk_of(name: str, threads: int) -> Any:
     (row, policy, scale, out_ids, out_logprobs, at, scratch): scratch is shared int32, an element for each warp.
     """
     form, prefix32 = format_of(name), block_of(threads).prefix32
-    lanes, key_of, value_of = form.lanes, form.key, form.value
+    lanes, decode = form.lanes, form.decode
+
+    @cuda.jit(device=True)
+    def vector_at(row, vector):
+        if vector < 2 * row.num_granules:
+            return load_kept(row.words, np.int64(row.first_vector + vector))
+        return np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0)
 
     @cuda.jit(device=True)
     def pack_walked(row, policy, scale, out_ids, out_logprobs, at, shared):
+        following = vector_at(row, cuda.threadIdx.x)
         for begin in range(0, 2 * row.num_granules, threads):
             vector = np.int32(begin + cuda.threadIdx.x)
             mask, first = np.int32(0), np.int32(vector * lanes - row.head)
-            w0, w1, w2, w3 = np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0)
+            w0, w1, w2, w3 = following
+            following = vector_at(row, vector + threads)  # under way while these are written
             if vector < 2 * row.num_granules:
-                w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + vector))
                 for lane in range(lanes):
-                    value = value_of(key_of(w0, w1, w2, w3, lane))
-                    if value >= policy.cutoff and in_row(first, lane, row.vocabulary):
+                    if decode(w0, w1, w2, w3, lane) >= policy.cutoff and in_row(first, lane, row.vocabulary):
                         mask |= np.int32(1 << lane)
             before, total = prefix32(np.int32(cuda.popc(mask)), shared)
             to = np.int64(at + before)
@@ -64,8 +70,7 @@ def walk_of(name: str, threads: int) -> Any:
                 lane = np.int32(cuda.ffs(mask) - 1)
                 mask = np.int32(mask & np.int32(mask - 1))
                 out_ids[to] = np.int32(first + lane)
-                value = value_of(key_of(w0, w1, w2, w3, lane))
-                out_logprobs[to] = log_probability_under(policy, value, scale)
+                out_logprobs[to] = log_probability_under(policy, decode(w0, w1, w2, w3, lane), scale)
                 to = np.int64(to + 1)
             at = np.int64(at + total)
             cuda.syncthreads()

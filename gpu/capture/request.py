@@ -53,14 +53,26 @@ def request_of(name: str, proposal_name: str | None, threads: int) -> Any:
         return sum64(sums, scratch64)
 
     @cuda.jit(device=True)
-    def find(e, row, entries, row_at, row_count, num_packed, first, base, rows, captures):
-        # From `row` on, the row in the request and the token id of its packed entry e; -1 if there is none to write.
+    def find(e, row, entries, row_at, row_count, num_packed, first, rows):
+        # From `row` on, the row in the request and the token id of its packed entry e; -1 if it carries none.
         while row + 1 < num_packed and row_at[row + 1] <= e:
             row = np.int32(row + 1)
         token, size = np.int32(-1), np.int32(row_count[row])
-        if e < entries and size <= rows.capacity and base + row_at[row] + size <= captures.room:
+        if e < entries and size <= rows.capacity:
             token = np.int32(rows.token_ids[(first + row) * rows.capacity + e - row_at[row]])
         return row, token
+
+    @cuda.jit(device=True)
+    def find_four(e, row, entries, row_at, row_count, num_packed, first, rows):
+        # Rows and tokens of entries e, e + threads, ...
+        row0, token0 = find(e, row, entries, row_at, row_count, num_packed, first, rows)
+        e = np.int32(e + threads)
+        row1, token1 = find(e, row0, entries, row_at, row_count, num_packed, first, rows)
+        e = np.int32(e + threads)
+        row2, token2 = find(e, row1, entries, row_at, row_count, num_packed, first, rows)
+        e = np.int32(e + threads)
+        row3, token3 = find(e, row2, entries, row_at, row_count, num_packed, first, rows)
+        return row0, row1, row2, row3, token0, token1, token2, token3
 
     @cuda.jit(device=True)
     def logit(logits, index, token):
@@ -69,12 +81,12 @@ def request_of(name: str, proposal_name: str | None, threads: int) -> Any:
         return element(logits.words, np.int64(row_start(logits, index) + token))
 
     @cuda.jit(device=True)
-    def put(to, row, token, x, row_greedy, row_maximum, row_inverse, row_log, captures):
-        if token >= 0:
+    def put(base, e, row, token, x, row_at, row_count, row_greedy, row_maximum, row_inverse, row_log, captures):
+        if token >= 0 and base + row_at[row] + row_count[row] <= captures.room:
             logprob = np.float32(0.0)
             if row_greedy[row] == 0:
                 logprob = np.float32(log_share(x, row_maximum[row], row_inverse[row], row_log[row]))
-            captures.token_ids[to], captures.logprobs[to] = token, logprob
+            captures.token_ids[base + e], captures.logprobs[base + e] = token, logprob
 
     @cuda.jit(device=True)
     def decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):
@@ -108,6 +120,9 @@ def request_of(name: str, proposal_name: str | None, threads: int) -> Any:
             row_inverse[i], row_log[i] = scale.inverse_temperature, scale.log_of_total
             captures.counts[first + i] = policy.count if reached else 0
         cuda.syncthreads()
+        # Four at a time, and the tokens of the next four before these are written, so that as many loads as can be are
+        # under way together: each entry is a chain of two. The first four need no place yet.
+        four = find_four(np.int32(i), np.int32(0), entries, row_at, row_count, num_packed, first, rows)
         sums = before_this(request, progress, scratch64)
         row_base, base = np.int64(sums // _ROW), np.int64(sums % _ROW)
         if i < num_packed:
@@ -125,26 +140,17 @@ def request_of(name: str, proposal_name: str | None, threads: int) -> Any:
                 captures.offsets[j] = np.int64(base + entries)
             if i == 0:
                 captures.row_start[num_requests] = np.int64(row_base + num_packed)
-        row = np.int32(0)
         for e in range(i, entries, 4 * threads):
-            # Four at a time, so that their loads, a chain each, are under way together.
-            row0, token0 = find(np.int32(e), row, entries, row_at, row_count, num_packed, first, base, rows, captures)
-            row1, token1 = find(
-                np.int32(e + threads), row0, entries, row_at, row_count, num_packed, first, base, rows, captures
-            )
-            row2, token2 = find(
-                np.int32(e + 2 * threads), row1, entries, row_at, row_count, num_packed, first, base, rows, captures
-            )
-            row3, token3 = find(
-                np.int32(e + 3 * threads), row2, entries, row_at, row_count, num_packed, first, base, rows, captures
-            )
+            row0, row1, row2, row3, token0, token1, token2, token3 = four
+            four = find_four(np.int32(e + 4 * threads), row3, entries, row_at, row_count, num_packed, first, rows)
             x0, x1 = logit(logits, np.int64(first + row0), token0), logit(logits, np.int64(first + row1), token1)
             x2, x3 = logit(logits, np.int64(first + row2), token2), logit(logits, np.int64(first + row3), token3)
-            row, at_e = row3, np.int64(base + e)
-            put(at_e, row0, token0, x0, row_greedy, row_maximum, row_inverse, row_log, captures)
-            put(np.int64(at_e + threads), row1, token1, x1, row_greedy, row_maximum, row_inverse, row_log, captures)
-            put(np.int64(at_e + 2 * threads), row2, token2, x2, row_greedy, row_maximum, row_inverse, row_log, captures)
-            put(np.int64(at_e + 3 * threads), row3, token3, x3, row_greedy, row_maximum, row_inverse, row_log, captures)
+            e0, e1 = np.int64(e), np.int64(e + threads)
+            e2, e3 = np.int64(e + 2 * threads), np.int64(e + 3 * threads)
+            put(base, e0, row0, token0, x0, row_at, row_count, row_greedy, row_maximum, row_inverse, row_log, captures)
+            put(base, e1, row1, token1, x1, row_at, row_count, row_greedy, row_maximum, row_inverse, row_log, captures)
+            put(base, e2, row2, token2, x2, row_at, row_count, row_greedy, row_maximum, row_inverse, row_log, captures)
+            put(base, e3, row3, token3, x3, row_at, row_count, row_greedy, row_maximum, row_inverse, row_log, captures)
         for j in range(num_packed):
             if row_count[j] > rows.capacity and base + row_at[j] + row_count[j] <= captures.room:
                 pack_walked(

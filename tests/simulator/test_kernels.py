@@ -132,18 +132,32 @@ def test_room_smaller_than_the_entries():
     room = int(whole.offsets[whole.offsets.size // 2]) + 1
     assert 1 < room < total
     up = SIMULATED.up
-    out = Capture(*(up(np.zeros(n, kind)) for n, kind in ((3, "u1"), (3, "i4"), ((3, 3), "i4"), (4, "i8"), (10, "i8"))),
-                  up(np.full(room, -7, np.int32)), up(np.full(room, -7, np.float32)))  # fmt: skip
-    with SIMULATED.patched():
+    arguments = (
+        round_.logits, *round_.parameters, round_.drafts, round_.num_drafts, *round_.coins, round_.wanted, 50,
+    )  # fmt: skip
+
+    def alone(out):
         capture_masks(up(round_.logits), support.on_device, verdict.on_device, up(round_.wanted), 50, out=out)
-    for name in ("status", "failed_row", "counts", "row_start"):
-        np.testing.assert_array_equal(getattr(out, name), getattr(whole, name))
-    np.testing.assert_array_equal(out.offsets[: whole.offsets.size], whole.offsets)
-    assert (out.offsets[whole.offsets.size :] == total).all()
-    written = int(whole.offsets[whole.offsets <= room][-1])
-    np.testing.assert_array_equal(out.token_ids[:written], whole.token_ids[:written])
-    np.testing.assert_array_equal(out.logprobs[:written], whole.logprobs[:written])
-    assert (np.array(out.token_ids[written:]) == -7).all()
+
+    def in_a_round(out):
+        gpu.run_round(*map(SIMULATED.to_device, arguments), capacity=20, out=(None, None, out))
+
+    for run in (alone, in_a_round):
+        sizes = ((3, "u1"), (3, "i4"), ((3, 3), "i4"), (4, "i8"), (10, "i8"))
+        out = Capture(
+            *(up(np.zeros(n, kind)) for n, kind in sizes),
+            up(np.full(room, -7, np.int32)), up(np.full(room, -7, np.float32)), up(np.zeros(7, np.int64)),
+        )  # fmt: skip
+        with SIMULATED.patched():
+            run(out)
+        for name in ("status", "failed_row", "counts", "row_start"):
+            np.testing.assert_array_equal(getattr(out, name), getattr(whole, name))
+        np.testing.assert_array_equal(out.offsets[: whole.offsets.size], whole.offsets)
+        assert (out.offsets[whole.offsets.size :] == total).all()
+        written = int(whole.offsets[whole.offsets <= room][-1])
+        np.testing.assert_array_equal(out.token_ids[:written], whole.token_ids[:written])
+        np.testing.assert_array_equal(out.logprobs[:written], whole.logprobs[:written])
+        assert (np.array(out.token_ids[written:]) == -7).all()
 
 
 def test_an_overflow_and_an_invalid_row_end_their_request_only():
