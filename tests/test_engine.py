@@ -240,7 +240,7 @@ def test_a_round_reads_only_what_stands_in_place(kind):
     for prompts, params in ((PROMPTS[::-1], MIXED[::-1]), (PROMPTS, MIXED)):
         want = engines.pipe(kind, "eager", max_batch=3).generate(prompts, params)
         assert_close(pipe.generate(prompts, params), want)
-    assert len(frozen.bodies) < 30
+    assert len(frozen.bodies) < 36
 
 
 @pytest.mark.parametrize("order", ["top_k_first", "joint"])
