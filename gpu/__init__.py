@@ -12,7 +12,8 @@ RoundBuffer      a round's results on the device, copied to pinned memory in one
 top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position
 advance          where the requests of a batch stand after a round
-array_at, on_stream
+to_host, beside  arrays and records from a device, and to where an array is
+array_at, on_stream, release_memory
                  memory and streams of another library
 support_log_softmax, support_log_softmax_backward
                  a trainer's logits over recorded supports, and their gradient
@@ -30,14 +31,16 @@ from gpu.adjust import (
     restrict_logits,
 )
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks
-from gpu.device.foreign import array_at, on_stream
+from gpu.device.foreign import array_at, on_stream, release_memory
 from gpu.lookup import prompt_lookup
+from gpu.moving import beside, to_host
 from gpu.progress import DECODING, FIRST, IDLE, Progress, advance
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.replay import row_sums, support_log_softmax, support_log_softmax_backward
 from gpu.rounds import run_round
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
+from gpu.top_tokens import MOST_ON_DEVICE as MOST_TOP_ON_DEVICE
 from gpu.top_tokens import top_logprobs
 from gpu.verification import Verdict, verify_chain
 from gpu.weights import GREEDY_TEMPERATURE, MAX_VOCABULARY
@@ -52,6 +55,7 @@ __all__ = [
     "IDLE",
     "INVALID",
     "MAX_VOCABULARY",
+    "MOST_TOP_ON_DEVICE",
     "OK",
     "OVERFLOW",
     "PROPOSAL",
@@ -66,6 +70,7 @@ __all__ = [
     "adjust_logits",
     "advance",
     "array_at",
+    "beside",
     "capture_masks",
     "count_committed",
     "history_words",
@@ -73,6 +78,7 @@ __all__ = [
     "pack_masks",
     "philox_4x32",
     "prompt_lookup",
+    "release_memory",
     "restrict_logits",
     "row_sums",
     "run_round",
@@ -80,6 +86,7 @@ __all__ = [
     "select_support",
     "support_log_softmax",
     "support_log_softmax_backward",
+    "to_host",
     "top_logprobs",
     "uniforms",
     "verify_chain",

@@ -18,7 +18,8 @@ The block of a prefill and the block of a round both go through 5 to 10: the fir
 any other.
 
 On CUDA `pipeline.engine` does 2 to 8 in one piece on the device, a round ahead of the host, as long as nobody needs the
-records in between: no observer, no stage in a stage's place, no request whose policy is Python.
+records in between: no observer, no stage in a stage's place, no request whose policy is Python. Stage by stage, 5 to 7
+work where the logits are, on the device too.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tqdm.auto import tqdm
 import gpu
 from model_loaders import load_draft, load_target
 from pipeline import stages as library
+from pipeline.arrays import torchs_stream
 from pipeline.contract import Capabilities, check_request, check_thresholds
 from pipeline.engine import make_engine
 from pipeline.engine.buckets import KV_STEP
@@ -75,7 +77,7 @@ class SpeculativePipeline:
 
     Args:
         target: `model_loaders.Target`.
-        draft: A `model_loaders.drafts.Draft`, or a `pipeline.proposer.Proposer`; None: ordinary decoding.
+        draft: A `model_loaders.drafts.BlockDraft`, or a `pipeline.proposer.Proposer`; None: ordinary decoding.
         options: See `pipeline.state.Options`, as keywords.
 
     Attributes:
@@ -238,8 +240,9 @@ class SpeculativePipeline:
                     raise
                 if self._tried:
                     self._give_way(error, scarce)
-                elif scarce and torch.cuda.is_available():
+                elif scarce and self.state.target.device.type == "cuda":
                     torch.cuda.empty_cache()
+                    gpu.release_memory()
                 self._tried = True  # until a round comes to tokens: an engine's fails only when it is read
             except BaseException as error:
                 self._undo(go_back, error)
@@ -282,15 +285,16 @@ class SpeculativePipeline:
             else:
                 admitted, delivered = self._engine.step()
                 return Round(admitted, None, None, delivered)
-        self.state.clean()
-        admitted = self._run("admit")
-        prefill = decode = None
-        if admitted.requests:
-            prefill = self._settle(self._run("prefill", admitted))
-        self.state.close_holes()
-        if self.state.active:
-            decode = self._settle(self._run("forward", self._run("draft")))
-        return Round(admitted, prefill, decode, delivered)
+        with torchs_stream(self.state.target.device):
+            self.state.clean()
+            admitted = self._run("admit")
+            prefill = decode = None
+            if admitted.requests:
+                prefill = self._settle(self._run("prefill", admitted))
+            self.state.close_holes()
+            if self.state.active:
+                decode = self._settle(self._run("forward", self._run("draft")))
+            return Round(admitted, prefill, decode, delivered)
 
     def _looked_into(self) -> bool:
         """Whether somebody watches or has replaced a stage whose work the engine does in one piece."""

@@ -6,16 +6,19 @@ import numpy as np
 
 import gpu
 from pipeline.audit_record import AuditRecord
+from pipeline.held import held
 from pipeline.records import Verified
 
 
 def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord:
     """The record of request b's captured rows; copies, which keep nothing of the block alive.
 
+    Of a block on a device only these rows are copied.
+
     Raises:
         ValueError: A verify stage put in the library's place stored fewer entries than the captured support.
     """
-    proposal, support, verdict = verified.proposal, verified.support, verified.verdict
+    proposal, support, verdict = verified.proposal, held(verified, "support"), verified.verdict
     request, width = proposal.requests[b], verdict.tokens.shape[1]
     first, last = capture.row_start[b], capture.row_start[b + 1]
     offsets = capture.offsets[first : last + 1]
@@ -27,18 +30,19 @@ def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord
         )
     token_ids = capture.token_ids[offsets[0] : offsets[-1]].copy()
     index = np.arange(last - first)
-    block_rows = b * width + index
+    block_rows = slice(b * width, b * width + index.size)
+    stored, totals = gpu.to_host(support.weights[block_rows]), gpu.to_host(support.total[block_rows])
     tested = index < proposal.num_drafts[b]
     drafts = np.full(index.size, -1, np.int32)
     drafts[tested] = proposal.draft_tokens[b, index[tested]]
     draft_probs = np.where(tested, 1.0, np.nan).astype(np.float32)
     laws: list[np.ndarray] = [np.empty(0, np.float32)] * index.size
-    if proposal.draft_probs is not None:
+    if held(proposal, "draft_probs") is not None:
+        drawn_from = gpu.to_host(held(proposal, "draft_probs")[b])
         supports = np.split(token_ids, np.cumsum(sizes)[:-1])
         for i in index[tested]:
-            draft_probs[i] = proposal.probs_of(b, i, drafts[i : i + 1])[0]
-            laws[i] = proposal.probs_of(b, i, supports[i])
-    weights = [support.weights[row, :size].astype(np.int64) for row, size in zip(block_rows, sizes, strict=True)]
+            draft_probs[i], laws[i] = drawn_from[i, drafts[i]], drawn_from[i, supports[i]]
+    weights = [row[:size].astype(np.int64) for row, size in zip(stored, sizes, strict=True)]
     return AuditRecord(
         rounds=np.full(index.size, len(request.num_accepted), np.int32),
         rows=index.astype(np.int32),
@@ -46,7 +50,7 @@ def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord
         draft_tokens=drafts,
         draft_probs=draft_probs,
         accepted=index < verdict.num_accepted[b],
-        totals=support.total[block_rows].astype(np.int64),
+        totals=totals.astype(np.int64),
         offsets=offsets - offsets[0],
         token_ids=token_ids,
         weights=np.concatenate([np.empty(0, np.int64), *weights]),

@@ -2,6 +2,9 @@
 
 Row i of a block is the target's policy after the anchor and i drafts: it tests draft i, or, where the request has no
 draft left, gives the bonus token. A prefill's block has one row and no drafts.
+
+On CUDA the laws, logits and supports of a block stay on the device, where the stages read them (`pipeline.held`); as
+fields of a record they are NumPy arrays, copied for whoever looks, and the rest is on the host anyway.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 import gpu
 from pipeline.audit_record import AuditRecord
 from pipeline.chunk import Chunk
+from pipeline.held import read_on_host
 from pipeline.request import Request
 from pipeline.rollout import Rollout
 
@@ -26,6 +30,7 @@ class Admitted:
     requests: list[Request]
 
 
+@read_on_host("draft_probs")
 @dataclass(frozen=True)
 class Proposal:
     """Set by draft (by prefill: without drafts).
@@ -36,34 +41,12 @@ class Proposal:
         num_drafts: int32 [B], at most W - 1: what its limits, and the rule for lengths, leave a request.
         draft_probs: float32 [B, W - 1, V], the law that each draft was drawn from (one-hot for a chosen one); None
             where all drafts were chosen.
-        draft_ids: int64 [B, W - 1, K]: the tokens of the entries of draft_probs, which is [B, W - 1, K] then and
-            zero elsewhere; None where it has all of the vocabulary.
     """
 
     requests: list[Request]
     draft_tokens: np.ndarray
     num_drafts: np.ndarray
     draft_probs: np.ndarray | None = None
-    draft_ids: np.ndarray | None = None
-
-    def probs_of(self, b: int, i: int, token_ids: np.ndarray) -> np.ndarray:
-        """The probabilities of `token_ids` in the law that draft i of request b was drawn from, float32."""
-        assert self.draft_probs is not None
-        law = self.draft_probs[b, i]
-        if self.draft_ids is None:
-            return law[token_ids]
-        ids = self.draft_ids[b, i]
-        whole = np.zeros(1 + max(int(ids.max()), int(token_ids.max(initial=0))), dtype=np.float32)
-        whole[ids] = law
-        return whole[token_ids]
-
-    def dense_probs(self, vocabulary: int) -> np.ndarray | None:
-        """draft_probs over the whole vocabulary, float32 [B, W - 1, vocabulary], or None."""
-        if self.draft_probs is None or self.draft_ids is None:
-            return self.draft_probs
-        whole = np.zeros((*self.draft_probs.shape[:2], vocabulary), dtype=np.float32)
-        np.put_along_axis(whole, self.draft_ids, self.draft_probs, axis=2)
-        return whole
 
 
 @dataclass(frozen=True)
@@ -77,9 +60,10 @@ class Block:
     logits: torch.Tensor
 
 
+@read_on_host("logits")
 @dataclass(frozen=True)
 class Adjusted:
-    """Set by adjust: the logits that are sampled from, [B, W, V] on the host.
+    """Set by adjust: the logits that are sampled from, [B, W, V].
 
     float32 where any request adjusts its own; otherwise the model's dtype (bfloat16 as uint16 bits).
 
@@ -93,6 +77,7 @@ class Adjusted:
     failures: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
+@read_on_host("support")
 @dataclass(frozen=True)
 class Verified:
     """Set by verify: every row's policy (`gpu.Support`, rows in order b * W + i) and what was committed from it."""

@@ -108,7 +108,7 @@ def test_it_agrees_with_every_drawn_draft(kind, tmp_path):
     laws = {}
 
     def see(proposal):
-        dense = proposal.dense_probs(10)
+        dense = proposal.draft_probs
         for b, request in enumerate(proposal.requests):
             for i in range(proposal.num_drafts[b]):
                 laws[request.prompt.index, request.sample_index, request.num_generated + i] = dense[b, i]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpu import array_at, on_stream
+from gpu import array_at, on_stream, release_memory
 
 
 class OwningStream(nullcontext):
@@ -92,3 +92,11 @@ def test_kernels_go_to_the_stream():
     with on_stream(stream.cuda_stream):
         assert cupy.cuda.get_current_stream().ptr == stream.cuda_stream
     assert cupy.cuda.get_current_stream().ptr != stream.cuda_stream
+
+
+def test_memory_goes_back():
+    import cupy
+
+    cupy.zeros(1 << 24, np.uint8)
+    release_memory()
+    assert cupy.get_default_memory_pool().free_bytes() == 0

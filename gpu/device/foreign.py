@@ -27,6 +27,13 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[in
     return cupy.ndarray(shape, dtype, memory, strides)
 
 
+def release_memory() -> None:
+    """Give the device back what CuPy keeps of its memory for arrays to come, so that another library can have it."""
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
 class _Foreign:
     """A stream as CUDA Python's protocol wants it."""
 

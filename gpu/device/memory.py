@@ -36,6 +36,21 @@ def zeros(shape: tuple[int, ...], dtype: type) -> Array:
     return array
 
 
+def upload(array: np.ndarray) -> Array:
+    """A host array's copy, C-contiguous, queued on CuPy's current stream."""
+    array = np.ascontiguousarray(array)
+    if SIMULATED:
+        return array.copy().view(SimulatedArray)
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def download(array: Array) -> np.ndarray:
+    """A device array's copy, after what is queued on CuPy's current stream; waits for it."""
+    return np.array(array) if SIMULATED else array.get()
+
+
 def check_device(name: str, value: Array, dtype: type, shape: tuple[int, ...]) -> Array:
     """`value` itself, if it is a C-contiguous device array of this dtype and shape; its values aren't read."""
     if not on_device(value) or value.dtype != dtype or value.shape != shape or not value.flags.c_contiguous:

@@ -8,7 +8,8 @@ from gpu.device.memory import check_device, device_logits, empty
 from gpu.support import Support, check_support
 from gpu.support.marks import marks_argument
 from gpu.support.policy import rows_argument
-from gpu.top_tokens.kernel import MAX_K, top_kernel
+from gpu.top_tokens.kernel import top_kernel
+from gpu.top_tokens.limit import MOST_ON_DEVICE
 
 
 def top(logits: Array, support: Support, k: int, rows: Array, out: tuple[Array, Array] | None) -> tuple[Array, Array]:
@@ -18,8 +19,8 @@ def top(logits: Array, support: Support, k: int, rows: Array, out: tuple[Array, 
     walk = support.walk
     if walk is None or walk.maxima.shape[1] < view.num_granules:
         raise ValueError(f"support.walk={walk}, expected a Support that select_support made of these CuPy logits")
-    if k > MAX_K:
-        raise ValueError(f"k={k}, expected at most {MAX_K} on a device")
+    if k > MOST_ON_DEVICE:
+        raise ValueError(f"k={k}, expected at most {MOST_ON_DEVICE} on a device")
     if not on_device(rows) or rows.dtype not in (np.int32, np.int64) or rows.ndim != 1:
         got = f"{rows.dtype}{list(rows.shape)}" if hasattr(rows, "dtype") else type(rows).__name__
         raise ValueError(f"rows={got}, expected a CuPy array int32 or int64 [N]")

@@ -14,10 +14,11 @@ from gpu.device.block import WARP, block_of
 from gpu.device.instructions import load_kept
 from gpu.device.rows import stored_maximum
 from gpu.device.vectors import element_of, format_of, in_row
+from gpu.top_tokens.limit import MOST_ON_DEVICE
 from gpu.top_tokens.search import BINS, BOX, MAXIMA, SCRATCH, SLOTS, reach_of
 from gpu.weights import key_of as signed_key_of
 
-ROOM = 2048  # entries
+ROOM = 2 * MOST_ON_DEVICE  # entries: candidates outnumber k
 _LISTED = SLOTS  # granules
 _ID_MASK = np.int64(0x7FFFFFFF)
 _NOTHING = np.int64(-(1 << 63))

@@ -23,7 +23,6 @@ from gpu.top_tokens.entries import ROOM, entries_of, entry_of, token_of
 from gpu.top_tokens.search import SHARED, search_of
 
 THREADS = 256
-MAX_K = ROOM // 2  # candidates outnumber k
 _POSITIVE_ZERO, _NEGATIVE_ZERO = np.uint32(0x8000), np.uint32(0x7FFF)  # stored maxima
 _COARSE = 4  # eights of granules for each wanted element, from which on their maxima bound it well
 

@@ -14,8 +14,8 @@ def top_logprobs(
     Order: logit descending, token id ascending among equals. Padded with -1 and -inf where the support is
     smaller; an INVALID row is all padding. out: the two arrays to write to. ValueError for wrong shapes or ranges.
 
-    On a device all arrays are CuPy's, k is at most 1024, the logits are the memory that select_support read, and the
-    values of `rows` aren't checked: one out of range gives padding.
+    On a device all arrays are CuPy's, k is at most 1024 (`gpu.MOST_TOP_ON_DEVICE`), the logits are the memory that
+    select_support read, and the values of `rows` aren't checked: one out of range gives padding.
     """
     if k < 1:
         raise ValueError(f"k={k}, expected at least 1")

@@ -7,8 +7,8 @@
     graphs.py      CUDA graphs of rounds, captured at their second use, the least used given up
     prefills.py    prompts, chunk by chunk between rounds
     engine.py      the host's loop: what is launched, and what becomes of what comes back
-    buckets.py, features.py, arrays.py, memory.py
-                   shapes, which parts of a round are in use, tensors as arrays, how many slots fit
+    buckets.py, features.py, memory.py
+                   shapes, which parts of a round are in use, how many slots fit
 
 Only `graphs.py` and `memory.py` need CUDA: without graphs the same engine runs on the CPU.
 """

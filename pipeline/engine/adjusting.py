@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import gpu
-from pipeline.engine.arrays import array_of, send
+from pipeline.arrays import array_of, send
 from pipeline.request import Request
 
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -103,4 +103,5 @@ class Adjusting:
         self._words[slot].copy_(send(words, self.device))
         self._bias[slot].copy_(send(bias, self.device))
         self._penalties[:, slot].copy_(send(penalties, self.device))
-        self._min_new[slot].fill_(params.min_new_tokens)
+        # A grammar's masks ban early endings themselves.
+        self._min_new[slot].fill_(0 if request.grammar is not None else params.min_new_tokens)

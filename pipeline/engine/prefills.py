@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from model_loaders.kv_cache import DeviceSlots
-from pipeline.engine.arrays import send
+from pipeline.arrays import send
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.graphs import Graphs
 from pipeline.request import Request

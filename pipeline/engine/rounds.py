@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import gpu
+from pipeline.arrays import array_of
 from pipeline.engine.adjusting import Adjusting
-from pipeline.engine.arrays import array_of
 from pipeline.engine.features import Features
 from pipeline.engine.graphs import Graphs
 from pipeline.engine.outbox import DeviceOutbox, HostOutbox, Outbox, Results

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import gpu
-from pipeline.engine.arrays import array_of, send
+from pipeline.arrays import array_of, send
 from pipeline.request import Request
 
 _ANCHOR, _START, _GENERATED, _REMAINING, _SEED = range(5)

@@ -79,7 +79,7 @@ class Walk:
                     _set(allowed, self._endings)
                 if i < num_early:
                     rest = allowed.copy()
-                    _clear(rest, banned)
+                    clear_bits(rest, banned)
                     allowed = rest if rest.any() else allowed
                 rows.append(allowed)
                 if i == len(drafts) or drafts[i] in self._endings or not _holds(allowed, drafts[i]):
@@ -100,7 +100,7 @@ class Walk:
         bits = np.empty((1, -(-(self._vocab_size + 1) // 32)), np.int32)
         self._matcher.fill_next_token_bitmask(bits)
         may_end = _holds(bits[0], self._vocab_size)
-        _clear(bits[0], [self._vocab_size])
+        clear_bits(bits[0], [self._vocab_size])
         return bits[0, : self._num_words], may_end
 
 
@@ -114,7 +114,8 @@ def _set(bits: np.ndarray, tokens: Collection[int]) -> None:
         words[token // 32] |= np.uint32(1 << token % 32)
 
 
-def _clear(bits: np.ndarray, tokens: Collection[int]) -> None:
+def clear_bits(bits: np.ndarray, tokens: Collection[int]) -> None:
+    """Forbid these tokens in a mask int32 [ceil(V / 32)], in place."""
     words = bits.view(np.uint32)
     for token in tokens:
         words[token // 32] &= ~np.uint32(1 << token % 32)

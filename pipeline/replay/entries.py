@@ -9,7 +9,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from gpu import row_sums, support_log_softmax, support_log_softmax_backward
-from pipeline.replay.arrays import array_of, same_stream, tensor_of, zeros
+from pipeline.arrays import array_of, torchs_stream
+from pipeline.replay.arrays import tensor_of, zeros
 from pipeline.rollout import SamplingMask
 
 
@@ -64,7 +65,7 @@ class _SupportLogSoftmax(torch.autograd.Function):
         ctx.like, ctx.supports = (logits.shape, logits.dtype, logits.device), supports
         entries = logits.new_empty(len(supports[0]), dtype=torch.float64)
         if len(entries):
-            with same_stream(logits):
+            with torchs_stream(logits.device):
                 support_log_softmax(
                     array_of(_adjacent(logits.detach())), *map(array_of, supports), out=array_of(entries)
                 )
@@ -79,7 +80,7 @@ class _SupportLogSoftmax(torch.autograd.Function):
         grad = zeros(shape, dtype, device)
         if len(entries):
             each = entries, grad_entries.contiguous(), *ctx.supports, grad
-            with same_stream(grad):
+            with torchs_stream(grad.device):
                 support_log_softmax_backward(*map(array_of, each))
         return grad, None, None, None
 
@@ -91,7 +92,7 @@ class _RowSums(torch.autograd.Function):
         ctx.num_entries = len(values)
         sums = values.new_zeros(len(sizes))
         if len(values):
-            with same_stream(values):
+            with torchs_stream(values.device):
                 row_sums(array_of(values.detach().contiguous()), array_of(offsets), out=array_of(sums))
         return sums
 

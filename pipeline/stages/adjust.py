@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 import gpu
+from pipeline.arrays import array_of
 from pipeline.grammars.rows import allowed_rows
 from pipeline.records import Adjusted, Block, Proposal
 from pipeline.request import Request
@@ -17,61 +20,46 @@ from pipeline.state import State
 class Adjust:
     """Changes each verify row with that row's own prefix: prompt, output, and the drafts before it.
 
-    A block in which nobody adjusts anything passes through without a copy on the CPU. A row whose processor raises, or
-    whose grammar allows nothing, has no policy, which ends its request if the verification gets to that row.
+    Where the model's logits are; a block in which nobody adjusts anything passes through without a copy. A row whose
+    processor raises, or whose grammar allows nothing, has no policy, which ends its request if the verification gets to
+    that row.
     """
 
     def __call__(self, state: State, block: Block) -> Adjusted:
-        proposal = block.proposal
-        # A grammar's rows ban early endings themselves.
-        wanted = [
-            r.params.adjusts or (r.grammar is None and r.num_generated < r.params.min_new_tokens)
-            for r in proposal.requests
-        ]
-        logits = to_host(block.logits)
-        failures: dict[tuple[int, int], str] = {}
-        if any(wanted):
+        proposal, tensor = block.proposal, block.logits.detach()
+        adjusts = any(request.params.adjusts for request in proposal.requests)
+        allowed, mask_rows, failures = allowed_rows(
+            proposal.requests, proposal.draft_tokens, proposal.num_drafts, tensor.shape[2]
+        )
+        if adjusts or len(allowed):
             # A copy: the block's record keeps the logits as the model gave them.
-            logits = np.array(block.logits.float().cpu().numpy())
+            tensor = tensor.to(torch.float32 if adjusts else tensor.dtype, copy=True)
+        logits = array_of(tensor.contiguous())
+        if adjusts:
             _penalise(logits, proposal)
             for b, request in enumerate(proposal.requests):
-                drafts = proposal.draft_tokens[b, : proposal.num_drafts[b]]
                 if request.params.logits_processors:
-                    failed = _process(logits[b], request, drafts)
+                    failed = _process(logits[b], request, proposal.draft_tokens[b, : proposal.num_drafts[b]])
                     if failed:
                         failures[b, failed[0]] = failed[1]
-                if wanted[b] and request.grammar is None:
-                    _forbid_endings(logits[b], request)
-        if any(request.grammar is not None for request in proposal.requests):
-            logits = logits if any(wanted) else logits.copy()
-            allowed, rows, empty = allowed_rows(
-                proposal.requests, proposal.draft_tokens, proposal.num_drafts, logits.shape[2]
-            )
-            gpu.restrict_logits(logits, allowed, rows)
-            failures = empty | failures
+        if len(allowed):
+            gpu.restrict_logits(logits, gpu.beside(logits, allowed), gpu.beside(logits, mask_rows))
         return Adjusted(proposal, logits, failures)
 
 
-def to_host(logits: torch.Tensor) -> np.ndarray:
-    """The logits as the kernels take them: float32, float16, or bfloat16 as uint16 bits; no copy from the CPU."""
-    logits = logits.detach().cpu()
-    if logits.dtype == torch.bfloat16:
-        return logits.view(torch.uint16).numpy()
-    return logits.numpy()
-
-
-def _penalise(logits: np.ndarray, proposal: Proposal) -> None:
+def _penalise(logits: Any, proposal: Proposal) -> None:
     params = [request.params for request in proposal.requests]
     penalised = any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in params)
+    put = partial(gpu.beside, logits)
     gpu.adjust_logits(
         logits,
-        proposal.draft_tokens,
-        proposal.num_drafts,
-        history=_history(proposal.requests) if penalised else None,
-        repetition_penalty=np.array([p.repetition_penalty for p in params], np.float32),
-        frequency_penalty=np.array([p.frequency_penalty for p in params], np.float32),
-        presence_penalty=np.array([p.presence_penalty for p in params], np.float32),
-        logit_bias=_bias(proposal.requests) if any(p.logit_bias for p in params) else None,
+        put(proposal.draft_tokens),
+        put(proposal.num_drafts),
+        history=put(_history(proposal.requests)) if penalised else None,
+        repetition_penalty=put(np.array([p.repetition_penalty for p in params], np.float32)),
+        frequency_penalty=put(np.array([p.frequency_penalty for p in params], np.float32)),
+        presence_penalty=put(np.array([p.presence_penalty for p in params], np.float32)),
+        logit_bias=put(_bias(proposal.requests)) if any(p.logit_bias for p in params) else None,
     )
 
 
@@ -97,11 +85,19 @@ def _offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
 
 
-def _process(rows: np.ndarray, request: Request, drafts: np.ndarray) -> tuple[int, str] | None:
+def _process(logits: Any, request: Request, drafts: np.ndarray) -> tuple[int, str] | None:
     """Call the request's processors on each of its rows, float32 [W, V], in place; (row, reason) where they fail.
 
-    A failed row and those after it are NaN. It may lie behind a draft that the policy forbids: then nothing is lost.
+    They get rows on the host. A failed row and those after it are NaN. It may lie behind a draft that the policy
+    forbids: then nothing is lost.
     """
+    rows = gpu.to_host(logits)
+    failed = _process_rows(rows, request, drafts)
+    logits[...] = gpu.beside(logits, rows)
+    return failed
+
+
+def _process_rows(rows: np.ndarray, request: Request, drafts: np.ndarray) -> tuple[int, str] | None:
     committed = np.concatenate([request.prompt.token_ids, np.array(request.token_ids, np.int32)])
     for i in range(len(drafts) + 1):
         prefix = torch.from_numpy(np.concatenate([committed, drafts[:i]]).astype(np.int64))[None]
@@ -118,9 +114,3 @@ def _process(rows: np.ndarray, request: Request, drafts: np.ndarray) -> tuple[in
             rows[i:] = np.nan
             return i, f"logits_processors: {type(error).__name__}: {error}"
     return None
-
-
-def _forbid_endings(rows: np.ndarray, request: Request) -> None:
-    early = request.params.min_new_tokens - request.num_generated
-    if early > 0 and request.scanner.ending_ids:
-        rows[:early, list(request.scanner.ending_ids)] = -np.inf

@@ -5,21 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 import gpu
+from pipeline.held import held
 from pipeline.recording import record_rows
 from pipeline.records import Captured, Verified
 from pipeline.state import State
 
 
 class Capture:
-    """Supports, top log-probabilities and audit records for the requests that asked; nothing for anybody else."""
+    """Supports, top log-probabilities and audit records for the requests that asked; nothing for anybody else.
+
+    Made where the supports are, and brought to the host as large as they turn out.
+    """
 
     def __call__(self, state: State, verified: Verified) -> Captured:
         requests = verified.proposal.requests
         wanted = np.array([request.params.keeps_supports for request in requests])
         capture = None
         if wanted.any():
-            capture = gpu.capture_masks(
-                verified.logits, verified.support, verified.verdict, wanted, state.options.max_support
+            support = held(verified, "support")
+            capture = gpu.to_host(
+                gpu.capture_masks(
+                    gpu.beside(support.status, held(verified.adjusted, "logits")),
+                    support,
+                    gpu.beside(support.status, verified.verdict),
+                    gpu.beside(support.status, wanted),
+                    state.options.max_support,
+                )
             )
         audits = None
         if capture is not None and any(request.params.record == "audit" for request in requests):
@@ -36,8 +47,11 @@ class Capture:
             return None, None, None
         counts = np.where(most, verified.verdict.num_committed, 0)
         start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        width, vocabulary = verified.logits.shape[1:]
-        rows = np.concatenate([b * width + np.arange(count) for b, count in enumerate(counts)])
-        flat = verified.logits.reshape(-1, vocabulary)
-        ids, values = gpu.top_logprobs(flat, verified.support, max(most), rows.astype(np.int64))
-        return ids, values, start
+        support = held(verified, "support")
+        if max(most) > gpu.MOST_TOP_ON_DEVICE:
+            support = gpu.to_host(support)
+        logits = gpu.beside(support.status, held(verified.adjusted, "logits"))
+        width = logits.shape[1]
+        rows = np.concatenate([b * width + np.arange(count) for b, count in enumerate(counts)]).astype(np.int64)
+        ids, values = gpu.top_logprobs(logits, support, max(most), gpu.beside(support.status, rows))
+        return gpu.to_host(ids), gpu.to_host(values), start

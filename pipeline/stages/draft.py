@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 import gpu
+from pipeline.arrays import array_of
 from pipeline.proposer import Contexts, Proposer, checked
 from pipeline.records import Proposal
 from pipeline.request import Request
@@ -44,13 +45,12 @@ class Draft:
         rule = state.options.draft_lengths
         if rule is not None:
             room = rule(drafted.confidence.cpu().numpy(), room)
-        law = drafted.law
+        law = None if drafted.law is None else drafted.law.dense(state.target.vocab_size).contiguous()
         return Proposal(
             requests,
             draft_tokens=drafted.tokens.to(device="cpu", dtype=torch.int32).numpy(),
             num_drafts=room,
-            draft_probs=None if law is None else law.probs.cpu().numpy(),
-            draft_ids=None if law is None or law.token_ids is None else law.token_ids.cpu().numpy(),
+            draft_probs=None if law is None else array_of(law),
         )
 
     def _from_tokens(self, state: State, proposer: Proposer, requests: list[Request], room: np.ndarray) -> Proposal:

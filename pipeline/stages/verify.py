@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import gpu
+from pipeline.held import held
 from pipeline.records import Adjusted, Verified
 from pipeline.request import Request
 from pipeline.state import State
@@ -16,6 +19,8 @@ WORKING_SUPPORT = 1024
 class Verify:
     """Selects each row's support, tests the drafts with the request's coins, and draws the replacement or bonus.
 
+    Where the logits are; the verdict comes to the host.
+
     Attributes:
         preserves_law: Committed tokens follow the target's policy. A stage put in this one's place must say so
             itself, or mask requests are refused.
@@ -24,13 +29,13 @@ class Verify:
     preserves_law = True
 
     def __call__(self, state: State, adjusted: Adjusted) -> Verified:
-        proposal, logits = adjusted.proposal, adjusted.logits
+        proposal, logits = adjusted.proposal, held(adjusted, "logits")
         requests = proposal.requests
         batch, width, vocabulary = logits.shape
         recorded = any(request.params.keeps_supports for request in requests)
 
-        def a_row(values: list[float], dtype: type) -> np.ndarray:
-            return np.repeat(np.array(values, dtype=dtype), width)
+        def a_row(values: list[float], dtype: type) -> Any:
+            return gpu.beside(logits, np.repeat(np.array(values, dtype=dtype), width))
 
         params = [request.params for request in requests]
         support = gpu.select_support(
@@ -42,18 +47,19 @@ class Verify:
             filter_order=state.options.filter_order,
             capacity=min(vocabulary, state.options.max_support if recorded else WORKING_SUPPORT),
         )
+        laws = held(proposal, "draft_probs")
         verdict = gpu.verify_chain(
             logits,
             support,
-            proposal.draft_tokens,
-            proposal.num_drafts,
-            self._coins(requests, width, gpu.ACCEPT),
-            self._coins(requests, width, gpu.DRAW),
-            draft_probs=proposal.dense_probs(vocabulary),
+            gpu.beside(logits, proposal.draft_tokens),
+            gpu.beside(logits, proposal.num_drafts),
+            gpu.beside(logits, self._coins(requests, width, gpu.ACCEPT)),
+            gpu.beside(logits, self._coins(requests, width, gpu.DRAW)),
+            draft_probs=None if laws is None else gpu.beside(logits, laws),
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,
         )
-        return Verified(adjusted, support, verdict)
+        return Verified(adjusted, support, gpu.to_host(verdict))
 
     @staticmethod
     def _coins(requests: list[Request], width: int, purpose: int) -> np.ndarray:

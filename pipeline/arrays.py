@@ -1,7 +1,9 @@
-"""Tensors as the kernels' arrays, and small host arrays on their way to the device."""
+"""torch's tensors as the arrays that `gpu` takes: NumPy's on the host, CuPy's on CUDA, without a copy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,28 +11,29 @@ import torch
 
 import gpu
 
-_DTYPES = {
+DTYPES = {
     torch.float32: np.float32,
     torch.float64: np.float64,
     torch.float16: np.float16,
-    torch.bfloat16: np.uint16,
+    torch.bfloat16: np.uint16,  # its bits
     torch.int64: np.int64,
     torch.int32: np.int32,
     torch.uint8: np.uint8,
     torch.bool: np.bool_,
 }
+"""What arrays call torch's element types."""
 
 
 def array_of(tensor: torch.Tensor) -> Any:
-    """The same memory as a NumPy array, or on CUDA as a CuPy array; bfloat16 as uint16 bits.
+    """An array on the tensor's memory; of bfloat16, its bits in uint16.
 
     What stands in for it must live as long as what reads it: for kernels in a graph, as long as the graph.
     """
-    if tensor.device.type == "cpu":
+    if not tensor.is_cuda:
         return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     size = tensor.element_size()
     strides = None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride())
-    return gpu.array_at(tensor.data_ptr(), tuple(tensor.shape), _DTYPES[tensor.dtype], strides, tensor)
+    return gpu.array_at(tensor.data_ptr(), tuple(tensor.shape), DTYPES[tensor.dtype], strides, tensor)
 
 
 def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -39,3 +42,13 @@ def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor.clone()
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@contextmanager
+def torchs_stream(device: torch.device) -> Iterator[None]:
+    """`gpu` queues its work where torch does: on its current stream on this device."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), gpu.on_stream(torch.cuda.current_stream(device).cuda_stream):
+        yield
