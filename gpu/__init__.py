@@ -11,7 +11,7 @@ run_round        filter, verification and capture of a round; on a device in two
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
 top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position
-advance          where the requests of a batch stand after a round
+advance          where the requests of a batch stand after a round; append_tokens: the tokens that they have
 to_host, beside  arrays and records from a device, and to where an array is
 array_at, on_stream, release_memory
                  memory and streams of another library
@@ -34,7 +34,7 @@ from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks
 from gpu.device.foreign import array_at, on_stream, release_memory
 from gpu.lookup import prompt_lookup
 from gpu.moving import beside, to_host
-from gpu.progress import DECODING, FIRST, IDLE, Progress, advance
+from gpu.progress import DECODING, FIRST, IDLE, Progress, advance, append_tokens
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.replay import row_sums, support_log_softmax, support_log_softmax_backward
 from gpu.rounds import run_round
@@ -69,6 +69,7 @@ __all__ = [
     "Verdict",
     "adjust_logits",
     "advance",
+    "append_tokens",
     "array_at",
     "beside",
     "capture_masks",

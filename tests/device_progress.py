@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from gpu import DECODING, FIRST, IDLE, INVALID, OK, Progress, Verdict, advance
+from gpu import DECODING, FIRST, IDLE, INVALID, OK, Progress, Verdict, advance, append_tokens
 
 
 def make(seed, batch, width):
@@ -54,3 +54,21 @@ def check_advance(up, down, batch=70, width=5, seed=0):
         advance(progress, verdict, phase, max_drafts)
         for name, want in progress.fields().items():
             np.testing.assert_array_equal(down(getattr(own, name)), want, err_msg=name)
+
+
+def make_tokens(seed, batch, width, longest):
+    """make, with starts that lie in rows of so many tokens or past them, and such rows."""
+    progress, verdict = make(seed, batch, width)
+    rng = np.random.default_rng(seed)
+    progress = dataclasses.replace(progress, start=rng.integers(-1, longest + 2, batch))
+    return rng.integers(0, 9, (batch, longest)).astype(np.int32), progress, verdict
+
+
+def check_append(up, down, batch=70, width=5, longest=23, seed=0):
+    """Every phase."""
+    tokens, progress, verdict = make_tokens(seed, batch, width, longest)
+    own = up(tokens)
+    for phase in (FIRST, DECODING):
+        append_tokens(own, mapped(progress, up), mapped(verdict, up), phase)
+        append_tokens(tokens, progress, verdict, phase)
+        np.testing.assert_array_equal(down(own), tokens)

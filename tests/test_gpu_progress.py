@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu import DECODING, FIRST, IDLE, OK, Progress, advance
+from gpu import DECODING, FIRST, IDLE, OK, Progress, advance, append_tokens
+from gpu.progress.append_device import append_kernel
 from gpu.progress.device import advance_kernel
 from tests import device_graph, device_progress
 from tests.device_arrays import down, up
@@ -43,20 +44,52 @@ def test_each_slot_moves_by_the_definition(seed, batch, width, phase):
         assert got == want
 
 
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    batch=st.integers(0, 9),
+    width=st.integers(1, 5),
+    longest=st.integers(0, 9),
+    phase=st.sampled_from([FIRST, DECODING]),
+)
+def test_tokens_go_behind_the_newest(seed, batch, width, longest, phase):
+    tokens, progress, verdict = device_progress.make_tokens(seed, batch, width, longest)
+    before = tokens.copy()
+    append_tokens(tokens, progress, verdict, phase)
+    for b in range(batch):
+        want = before[b].tolist()
+        if progress.phase[b] == phase:
+            first = int(progress.start[b]) + 1
+            committed = verdict.tokens[b][verdict.tokens[b] >= 0].tolist()
+            want[first : first + len(committed)] = committed[: max(longest - first, 0)]
+        assert tokens[b].tolist() == want
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("batch", "width"), [(1, 1), (64, 8), (65, 3), (513, 16)])
 def test_a_device_is_the_host(batch, width):
     device_progress.check_advance(up, down, batch, width)
+    device_progress.check_append(up, down, batch, width)
 
 
 @pytest.mark.gpu
 def test_a_graph():
     progress, verdict = device_progress.make(3, 6, 4)
     progress.phase[:] = DECODING
-    own, committed = device_progress.mapped(progress, up), device_progress.mapped(verdict, up)
-    device_graph.replay(lambda: advance(own, committed, DECODING, 3), lambda: None)
+    committed = device_progress.mapped(verdict, up)
+    tokens = np.zeros((6, 9), np.int32)
+    progress.start[:] = np.arange(6)
+    own_tokens, own = up(tokens), device_progress.mapped(progress, up)
+
+    def call():
+        append_tokens(own_tokens, own, committed, DECODING)
+        advance(own, committed, DECODING, 3)
+
+    device_graph.replay(call, lambda: None)
     for _ in range(2):
+        append_tokens(tokens, progress, verdict, DECODING)
         advance(progress, verdict, DECODING, 3)
+    np.testing.assert_array_equal(down(own_tokens), tokens)
     for name, want in progress.fields().items():
         np.testing.assert_array_equal(down(getattr(own, name)), want, err_msg=name)
 
@@ -85,8 +118,20 @@ def test_bad_numbers(phase, max_drafts, message):
         advance(*device_progress.make(0, 2, 3), phase, max_drafts)
 
 
-def test_the_kernel_keeps_nothing_in_local_memory():
-    kernel = advance_kernel()
+def test_bad_tokens():
+    for tokens, message in (
+        (np.zeros((2, 4)), r"token_ids=float64\[2, 4\], expected a contiguous NumPy array int32\[2, 4\]"),
+        (np.zeros((3, 4), np.int32), r"token_ids=int32\[3, 4\], expected .* int32\[2, 4\]"),
+        (np.zeros(4, np.int32), r"token_ids=int32\[4\], expected"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            append_tokens(tokens, *device_progress.make(0, 2, 3), FIRST)
+    with pytest.raises(ValueError, match="phase=0, expected FIRST"):
+        append_tokens(np.zeros((2, 4), np.int32), *device_progress.make(0, 2, 3), IDLE)
+
+
+@pytest.mark.parametrize("kernel", [advance_kernel(), append_kernel()], ids=["advance", "append"])
+def test_the_kernels_keep_nothing_in_local_memory(kernel):
     facts = analyse(compile_ptx(kernel.function, tuple(kernel.signature.args)))
     assert facts.num_f64 == facts.num_local == facts.stack_bytes == facts.spill_bytes == 0
     assert facts.registers <= 40

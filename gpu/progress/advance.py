@@ -38,13 +38,13 @@ def advance(progress: Progress, verdict: Verdict, phase: int, max_drafts: int) -
     fields = progress.fields()
     device = on_device(verdict.tokens)
     for name, array in fields.items():
-        _check(name, array, DTYPES[name], (batch,), device)
+        check_like(name, array, DTYPES[name], (batch,), device)
     for name, array, dtype, shape in (
         ("verdict.num_committed", verdict.num_committed, np.int32, (batch,)),
         ("verdict.status", verdict.status, np.uint8, (batch,)),
         ("verdict.tokens", verdict.tokens, np.int32, (batch, width)),
     ):
-        _check(name, array, dtype, shape, device)
+        check_like(name, array, dtype, shape, device)
     arguments = (*fields.values(), verdict.num_committed, verdict.status, verdict.tokens)
     if batch and device:
         from gpu.progress import device as kernels
@@ -54,7 +54,8 @@ def advance(progress: Progress, verdict: Verdict, phase: int, max_drafts: int) -
         host.advance(arguments, phase, max_drafts)
 
 
-def _check(name: str, array: Any, dtype: type, shape: tuple[int, ...], device: bool) -> Array:
+def check_like(name: str, array: Any, dtype: type, shape: tuple[int, ...], device: bool) -> Array:
+    """`array` itself, if it is contiguous, of this dtype and shape, and where the others are."""
     whose = "CuPy" if device else "NumPy"
     right = hasattr(array, "flags") and on_device(array) == device
     if not right or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
