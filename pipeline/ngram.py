@@ -5,7 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
+
 import gpu
+from pipeline.arrays import array_of
 from pipeline.errors import InvalidRequest
 from pipeline.proposer import Contexts, Proposed, Proposer
 
@@ -27,6 +30,7 @@ class NgramProposer(Proposer):
     method = "ngram"
     # Drafts are chosen by the tokens alone.
     mask_contract = True
+    captured = True
 
     def __init__(self, num_drafts: int = 7, *, max_ngram: int = 4, min_ngram: int = 2) -> None:
         self.num_drafts = _at_least("num_drafts", num_drafts, 1)
@@ -48,6 +52,20 @@ class NgramProposer(Proposer):
             min_ngram=self.min_ngram,
         )
         return Proposed(drafts, counts)
+
+    def propose_captured(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Proposer`."""
+        drafts = token_ids.new_empty(len(lengths), self.num_drafts)
+        counts = torch.empty_like(lengths)
+        gpu.prompt_lookup(
+            array_of(token_ids),
+            array_of(lengths),
+            self.num_drafts,
+            max_ngram=self.max_ngram,
+            min_ngram=self.min_ngram,
+            out=(array_of(drafts), array_of(counts)),
+        )
+        return drafts, counts
 
 
 def _at_least(name: str, value: Any, least: int) -> int:

@@ -1,6 +1,6 @@
 """The contract as an interface: a speculative method that proposes from tokens alone. Subclass `Proposer`.
 
-A draft model (`model_loaders.Draft`) makes the same declaration and reads the target's features besides.
+A draft model (`model_loaders.drafts.BlockDraft`) makes the same declaration and reads the target's features besides.
 `pipeline.testing.check_proposer` holds a method against what it declares.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from pipeline.errors import InvalidRequest
 
@@ -104,6 +105,9 @@ class Proposer(ReadsNoFeatures, ABC):
     masks are exact. A method that doesn't declare it generates, and its mask requests are refused. A proposal should
     also depend on its own request only: then so does the output, whatever the batch.
 
+    With `captured` it promises `propose_captured` too, and runs inside the rounds of `pipeline.engine`; else rounds run
+    stage by stage. A subclass that overrides `propose` alone is not captured.
+
     Attributes:
         method: Its name, in capabilities and provenance.
         num_drafts: D, the most drafts a round.
@@ -117,13 +121,31 @@ class Proposer(ReadsNoFeatures, ABC):
     draws_by_default: bool = False
     # Any draft can be verified exactly against its law, or as a chosen one.
     sampling_verify_available: ClassVar[bool] = True
+    captured: ClassVar[bool] = False
     has_confidence: ClassVar[bool] = False
     revision: ClassVar[None] = None
     sha256: ClassVar[None] = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "propose" in cls.__dict__ and "propose_captured" not in cls.__dict__:
+            cls.captured = False
+
     @abstractmethod
     def propose(self, contexts: Contexts) -> Proposed:
         """Drafts behind each request's last token."""
+
+    def propose_captured(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The drafts of `propose`, all chosen: int32 [B, D], and how many of each request's there are, int32 [B].
+
+        Queues work on torch's stream and CuPy's, which are one, and waits for nothing; the same for the same shapes, so
+        that a CUDA graph can hold it. All D drafts are below V, whatever their number.
+
+        Args:
+            token_ids: int32 [B, L], contiguous: prompt and output so far in ``token_ids[b, :lengths[b]]``.
+            lengths: int32 [B], at least 1. A slot without a request has anything.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.propose_captured: expected of a proposer with captured=True")
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from model_loaders import load_draft, load_target
-from pipeline import SamplingParams, SpeculativePipeline
+from pipeline import NgramProposer, SamplingParams, SpeculativePipeline
 from pipeline.testing.records import TOLERANCE, check_alignment
 from pipeline.testing.reference import next_logits, policy
 from tests import pipes, tiny_drafts
@@ -41,9 +41,11 @@ def target(device="cpu", vocab_size=320, dtype="float32"):
 
 @functools.cache
 def draft(kind, device="cpu", vocab_size=320, dtype="float32"):
-    """None for "ordinary", the tiny DFlash draft for "dflash", else one of `tiny_drafts.KINDS`."""
+    """None for "ordinary", the tiny DFlash draft for "dflash", "ngram", else one of `tiny_drafts.KINDS`."""
     if kind == "ordinary":
         return None
+    if kind == "ngram":
+        return NgramProposer(3, min_ngram=1)
     if kind == "dflash":
         return load_draft(str(pipes.draft_folder(vocab_size)), target(device, vocab_size, dtype))
     like = pipes.target(vocab_size)

@@ -43,7 +43,7 @@ PATHS = {
     "dflash": lambda **options: pipes.pipe(True, VOCABULARY, proposal="sample", **options),
     "dspark": lambda **options: pipes.pipe_of_kind("dspark vanilla", VOCABULARY, 3, **options),
     "ngram": lambda **options: SpeculativePipeline(
-        pipes.target(VOCABULARY), NgramProposer(3, min_ngram=1), **options
+        pipes.target(VOCABULARY), NgramProposer(3, min_ngram=1), engine="overlapped", **options
     ),
 }  # fmt: skip
 

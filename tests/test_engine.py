@@ -25,7 +25,7 @@ from pipeline.testing.law import check_law
 from tests import engines, pipes
 from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same
 
-KINDS = ("ordinary", "dflash", "dspark vanilla", "dflash2")
+KINDS = ("ordinary", "dflash", "dspark vanilla", "dflash2", "ngram")
 SAMPLED = SamplingParams(seed=11, max_new_tokens=24, ignore_eos=True, **WIDE)
 
 
@@ -67,7 +67,7 @@ def test_any_batch(data):
         "max_length": 50,
         "prefill_chunk": data.draw(st.integers(3, 40)),
     }
-    kind = data.draw(st.sampled_from(["ordinary", "dflash"]))
+    kind = data.draw(st.sampled_from(["ordinary", "dflash", "ngram"]))
     want = engines.pipe(kind, "eager", **options).generate(prompts, params)
     assert_same(engines.pipe(kind, **options).generate(prompts, params), want)
 
@@ -92,12 +92,13 @@ LAWS = {
 
 @pytest.mark.parametrize("policy", LAWS)
 @pytest.mark.parametrize(
-    ("kind", "proposal"), [("ordinary", "auto"), ("dflash", "argmax"), ("dspark vanilla", "sample")]
+    ("kind", "proposal"),
+    [("ordinary", "auto"), ("dflash", "argmax"), ("dspark vanilla", "sample"), ("ngram", "auto")],
 )
 def test_the_law(kind, proposal, policy):
-    """Against the enumeration; each of the six refuses what keeps the law with a chance of 1e-4."""
+    """Against the enumeration; each of the eight refuses what keeps the law with a chance of 1e-4."""
     options = {"vocab_size": 10, "max_batch": 256, "max_length": 16, "proposal": proposal}
-    check_law(engines.pipe(kind, **options), LAWS[policy], prompt=[4, 7, 5], samples=4000, length=2)
+    check_law(engines.pipe(kind, **options), LAWS[policy], prompt=[4, 7, 5, 4, 7], samples=4000, length=2)
 
 
 def test_supports_are_those_of_the_policy():
@@ -105,7 +106,7 @@ def test_supports_are_those_of_the_policy():
         temperature=1.1, top_k=6, top_p=0.9, seed=7, max_new_tokens=24, ignore_eos=True, return_sampling_mask=True,
         sampling_logprobs="support",
     )  # fmt: skip
-    for kind in ("ordinary", "dflash", "dspark vanilla"):
+    for kind in ("ordinary", "dflash", "dspark vanilla", "ngram"):
         assert (
             engines.check_supports(engines.pipe(kind, vocab_size=10, max_batch=2), [[4, 7, 5], [1, 2], [3]], params)
             > 60
@@ -147,7 +148,7 @@ def test_no_round_is_launched_for_nobody():
     pipe = engines.pipe("ordinary")
     launched = []
     launch = pipe._engine.rounds.launch
-    pipe._engine.rounds.launch = lambda shape: launched.append(shape) or launch(shape)
+    pipe._engine.rounds.launch = lambda shape, *rest: launched.append(shape) or launch(shape, *rest)
     pipe.generate(PROMPTS[:3], replace(SAMPLED, max_new_tokens=6))
     assert len(launched) == 6
 
@@ -172,7 +173,7 @@ def test_contexts_grow_through_several_key_lengths(kind):
     options = {"max_batch": 2, "max_length": 270}
     pipe, lengths = engines.pipe(kind, **options), set()
     launch = pipe._engine.rounds.launch
-    pipe._engine.rounds.launch = lambda shape: lengths.add(shape.kv_length) or launch(shape)
+    pipe._engine.rounds.launch = lambda shape, *rest: lengths.add(shape.kv_length) or launch(shape, *rest)
     got = pipe.generate(PROMPTS[3:6], params)
     assert_same(got, engines.pipe(kind, "eager", **options).generate(PROMPTS[3:6], params))
     assert lengths > {0, 128, 192, 256}
@@ -262,6 +263,50 @@ def test_rounds_say_whether_rows_are_weighed_whole(order, monkeypatch):
     assert all(hint >= whole for hint, whole in said)
 
 
+CONSTRAINED = replace(MIXED[1], temperature=1.5, grammar={"regex": "(a|b)(aa|bb)?(a|ba)*b"}, max_new_tokens=12)
+GRAMMARS = [
+    *MIXED[:2],
+    CONSTRAINED,
+    replace(MIXED[3], ignore_eos=True, max_new_tokens=40),
+    replace(MIXED[3], temperature=1.5, grammar={"regex": "(ab)*"}, min_new_tokens=5),
+    *MIXED[5:7],
+    replace(CONSTRAINED, grammar={"regex": "a?b"}, ignore_eos=True),
+]
+"""With grammars among them, which adjust, end early and late, and record."""
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "dspark vanilla", "ngram"])
+def test_grammars_run_in_rounds(kind):
+    """The eager pipeline's rollouts, from rounds in pieces that see new requests through memory alone."""
+    want = engines.pipe(kind, "eager", max_batch=3).generate(PROMPTS, GRAMMARS)
+    assert {"eos", "stop", "length"} <= {r.finish_reason for r in want}
+    pipe = engines.pipe(kind, max_batch=3)
+    frozen = pipe._engine.rounds.graphs = Frozen()
+    eager, step = [], pipe.step
+
+    def watched():
+        record = step()
+        eager.append(record.decode is not None)
+        return record
+
+    pipe.step = watched
+    assert_same(pipe.generate(PROMPTS[::-1], GRAMMARS), engines.pipe(kind, "eager").generate(PROMPTS[::-1], GRAMMARS))
+    assert_same(pipe.generate(PROMPTS, GRAMMARS), want)
+    assert not any(eager)
+    pieces = {key[1] for key in frozen.bodies if isinstance(key, tuple) and isinstance(key[1], str)}
+    assert pieces == {"propose", "forward", "settle"}
+
+
+def test_a_grammar_that_allows_nothing_ends_its_own_request():
+    stuck = replace(CONSTRAINED, grammar={"ebnf": "root ::= root"}, n=1)
+    params = [CONSTRAINED, stuck, SAMPLED]
+    with pytest.warns(UserWarning, match="1 of 5"):
+        got = engines.pipe().generate(PROMPTS[:3], params)
+    assert got[3].error.startswith("grammar: it allows no token of the vocabulary at output token 0, expected")
+    with pytest.warns(UserWarning, match="1 of 5"):
+        assert_same(got, engines.pipe(engine="eager").generate(PROMPTS[:3], params))
+
+
 def test_overflow_ends_its_own_request():
     params = [replace(SAMPLED, seed=i, return_sampling_mask=i != 2) for i in range(4)]
     params[1] = replace(params[1], top_k=300, top_p=1.0)
@@ -313,10 +358,14 @@ def run_through(pipe, params, prompts=PROMPTS):
     return sorted(found, key=lambda r: (r.prompt_index, r.sample_index))
 
 
-@pytest.mark.parametrize("kind", ["ordinary", "dflash"])
-def test_a_step_is_whole_or_has_not_happened(kind):
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [("ordinary", MIXED), ("dflash", MIXED), ("ngram", GRAMMARS)],
+    ids=["ordinary", "dflash", "ngram with grammars"],
+)
+def test_a_step_is_whole_or_has_not_happened(kind, params):
     """An exception in every launch and every delivery, once each: afterwards, the same rollouts."""
-    want = run_through(engines.pipe(kind, "eager", max_batch=3), MIXED)
+    want = run_through(engines.pipe(kind, "eager", max_batch=3), params)
     pipe = engines.pipe(kind, max_batch=3)
     rounds, raised = pipe._engine.rounds, set()
 
@@ -334,7 +383,7 @@ def test_a_step_is_whole_or_has_not_happened(kind):
     rounds.launch = trouble("launch", rounds.launch)
     pipe._engine._deliver = trouble("deliver", pipe._engine._deliver)
     pipe.stages["finish"] = trouble("finish", pipe.stages["finish"])
-    assert_same(run_through(pipe, MIXED), want)
+    assert_same(run_through(pipe, params), want)
     assert {name for name, *_ in raised} == {"launch", "deliver", "finish"}
 
 
@@ -407,7 +456,7 @@ def test_holes_are_closed_when_nobody_waits():
     params = [replace(SAMPLED, seed=i, max_new_tokens=40 if i in (1, 6) else 5) for i in range(8)]
     pipe = engines.pipe(max_batch=8)
     launch, batches = pipe._engine.rounds.launch, []
-    pipe._engine.rounds.launch = lambda shape: batches.append(shape.batch) or launch(shape)
+    pipe._engine.rounds.launch = lambda shape, *rest: batches.append(shape.batch) or launch(shape, *rest)
     got = pipe.generate(PROMPTS, params)
     assert_same(got, engines.pipe(engine="eager", max_batch=8).generate(PROMPTS, params))
     assert batches[1] == 8
@@ -490,11 +539,11 @@ def test_memory_that_runs_out_costs_slots_and_no_request(kind):
     pipe = engines.pipe(kind, max_batch=8)
     launch, refused = pipe._engine.rounds.launch, []
 
-    def scarce(shape):
+    def scarce(shape, *rest):
         if shape.batch > 2:
             refused.append(shape)
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return launch(shape)
+        return launch(shape, *rest)
 
     pipe._engine.rounds.launch = scarce
     assert_same(run_through(pipe, MIXED), want)
@@ -507,10 +556,10 @@ def test_a_fault_of_one_request_is_contained():
     pipe = engines.pipe(max_batch=4)
     launch = pipe._engine.rounds.launch
 
-    def broken(shape):
+    def broken(shape, *rest):
         if any(r.prompt.ticket == 2 for r in pipe.state.running):
             raise RuntimeError("a bad row")
-        return launch(shape)
+        return launch(shape, *rest)
 
     pipe._engine.rounds.launch = broken
     for prompt in PROMPTS[:5]:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from pipeline import SamplingParams
+from pipeline.audit import audit
+from pipeline.held import held
 from pipeline.testing.law import check_law
 from tests import engines
 from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same
-from tests.test_engine import KINDS, LAWS, spoilt_token
+from tests.test_engine import CONSTRAINED, GRAMMARS, KINDS, LAWS, spoilt_token
 
 pytestmark = pytest.mark.gpu
 SAMPLED = SamplingParams(seed=11, max_new_tokens=24, ignore_eos=True, **WIDE)
@@ -41,6 +43,42 @@ def test_half_precision_whose_adjusted_logits_are_single(kind):
     assert_same(got, pipe(kind, "overlapped", dtype="bfloat16", max_batch=3).generate(PROMPTS, MIXED), exact=True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_grammars_in_graphs(kind):
+    """The three pieces of a restricted round as graphs, beside the same launched piece by piece and eager ones."""
+    graphs = pipe(kind, max_batch=3)
+    for _ in range(2):
+        got = graphs.generate(PROMPTS, GRAMMARS)
+        assert_same(got, pipe(kind, "overlapped", max_batch=3).generate(PROMPTS, GRAMMARS), exact=True)
+    assert {key[1] for key in graphs._engine.rounds.graphs._graphs if isinstance(key[1], str)} >= {"forward", "settle"}
+    assert_close(got, pipe(kind, "eager", max_batch=3).generate(PROMPTS, GRAMMARS))
+    assert_close(got, engines.pipe(kind, "eager", max_batch=3).generate(PROMPTS, GRAMMARS))
+
+
+def halved(ids, scores):
+    return scores * 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eager_rounds_sample_on_the_device(kind):
+    """Whatever needs the host between rounds, with laws, supports and logits that stay on the device."""
+    params = [
+        *MIXED[:2],
+        replace(CONSTRAINED, record="audit"),
+        replace(MIXED[3], logits_processors=[halved]),
+        replace(MIXED[4], record="audit", return_sampling_mask=True, top_k=20, top_logprobs=3),
+        *MIXED[5:],
+    ]
+    own = pipe(kind, "eager", max_batch=3)
+    places = set()
+    own.observe("verify", lambda verified: places.add(type(held(verified, "support").status).__module__.split(".")[0]))
+    got = own.generate(PROMPTS, params)
+    assert places == {"cupy"}
+    assert_close(got, engines.pipe(kind, "eager", max_batch=3).generate(PROMPTS, params))
+    for rollout in got:
+        assert rollout.audit is None or audit(rollout).ok
+
+
 @pytest.mark.parametrize("kind", ["ordinary", "dspark vanilla"])
 def test_a_device_gives_what_the_host_gives(kind):
     """The models' float32 sums differ in their last bits, the sampling in none."""
@@ -63,12 +101,13 @@ def test_recording_changes_nothing():
 
 @pytest.mark.parametrize("policy", LAWS)
 @pytest.mark.parametrize(
-    ("kind", "proposal"), [("ordinary", "auto"), ("dflash", "argmax"), ("dspark vanilla", "sample")]
+    ("kind", "proposal"),
+    [("ordinary", "auto"), ("dflash", "argmax"), ("dspark vanilla", "sample"), ("ngram", "auto")],
 )
 def test_the_law(kind, proposal, policy):
-    """Against the enumeration; each of the six refuses what keeps the law with a chance of 1e-4."""
+    """Against the enumeration; each of the eight refuses what keeps the law with a chance of 1e-4."""
     options = {"vocab_size": 10, "max_batch": 256, "max_length": 16, "proposal": proposal}
-    check_law(pipe(kind, **options), LAWS[policy], prompt=[4, 7, 5], samples=4000, length=2)
+    check_law(pipe(kind, **options), LAWS[policy], prompt=[4, 7, 5, 4, 7], samples=4000, length=2)
 
 
 def test_supports_are_those_of_the_policy():
@@ -76,7 +115,7 @@ def test_supports_are_those_of_the_policy():
         temperature=1.1, top_k=6, top_p=0.9, seed=7, max_new_tokens=24, ignore_eos=True, return_sampling_mask=True,
         sampling_logprobs="support",
     )  # fmt: skip
-    for kind in ("ordinary", "dflash", "dspark vanilla"):
+    for kind in ("ordinary", "dflash", "dspark vanilla", "ngram"):
         assert engines.check_supports(pipe(kind, vocab_size=10, max_batch=2), [[4, 7, 5], [1, 2], [3]], params) > 60
 
 
@@ -122,16 +161,17 @@ def test_new_weights_reach_captured_graphs():
     assert_same(graphs.generate(PROMPTS, SAMPLED), before, exact=True)
 
 
-def test_nothing_in_a_round_waits():
+@pytest.mark.parametrize("kind", ["dspark vanilla", "ngram"])
+def test_nothing_in_a_round_waits(kind):
     """torch raises at whatever would synchronise while rounds are launched; CuPy's part is in the graph tests."""
-    own = pipe("dspark vanilla", "overlapped")
+    own = pipe(kind, "overlapped")
     own.generate(PROMPTS, MIXED)
     launch = own._engine.rounds.launch
 
-    def watched(shape):
+    def watched(shape, *rest):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            return launch(shape)
+            return launch(shape, *rest)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -194,6 +194,32 @@ class TestNgramMasks(MaskKit):
         return pipeline_of(NgramProposer(3, min_ngram=1), **options)
 
 
+class TestNgramMasksInRounds(MaskKit):
+    """The same from the engine's rounds."""
+
+    def make(self, **options):
+        return pipeline_of(NgramProposer(3, min_ngram=1), engine="overlapped", **options)
+
+
+def test_who_is_captured():
+    """A proposal that was changed in one form only isn't what the other form makes."""
+
+    class Other(NgramProposer):
+        def propose(self, contexts):
+            return super().propose(contexts)
+
+    assert NgramProposer.captured
+    assert type("Plain", (NgramProposer,), {}).captured
+    assert not Other.captured
+    assert not Fixed.captured
+    with pytest.raises(InvalidRequest, match=r"engine='overlapped', .*'ngram' doesn't say that it can be captured"):
+        pipeline_of(Other(), engine="overlapped")
+    with pytest.raises(
+        NotImplementedError, match=r"Fixed\.propose_captured: expected of a proposer with captured=True"
+    ):
+        Fixed(None).propose_captured(None, None)
+
+
 def test_ngram_requests_depend_on_themselves_only():
     each = [
         SamplingParams(temperature=t, top_k=6, max_new_tokens=20 + i, seed=i, ignore_eos=True)

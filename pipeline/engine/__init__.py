@@ -2,6 +2,8 @@
 
     slots.py       where each slot stands, on the device, and what its policy is
     rounds.py      the device work of a round, from the draft's forward to the next round's start
+    restriction.py what rows may be by grammars, from the host in the middle of a round
+    histories.py   every slot's tokens, for proposers
     adjusting.py   penalties, biases and bans of every row, on the device
     outbox.py      a round's results on their way to the host
     graphs.py      CUDA graphs of rounds, captured at their second use, the least used given up

@@ -7,7 +7,7 @@ request that turns out to have ended in round r - 1 has a row in round r, which 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import gpu
+from pipeline.arrays import torchs_stream
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.features import Features, why_eager
 from pipeline.engine.graphs import Graphs
@@ -23,6 +24,7 @@ from pipeline.engine.prefills import Prefills
 from pipeline.engine.rounds import Rounds, Shape, Ticket
 from pipeline.engine.slots import Slot, Slots
 from pipeline.errors import InvalidRequest
+from pipeline.grammars.rows import allowed_rows
 from pipeline.records import Admitted, Delivered
 from pipeline.request import Request
 from pipeline.stages.pack import BlockRows, pack_rows
@@ -36,6 +38,7 @@ class _Launched:
     phase: int
     requests: list[tuple[int, Request]]
     ticket: Ticket
+    failures: Mapping[tuple[int, int], str]  # as in `pipeline.records.Adjusted`
 
 
 class Engine:
@@ -74,15 +77,22 @@ class Engine:
         return why_eager(state, [*state.running, *coming]) is None
 
     def step(self) -> tuple[Admitted, list[Delivered]]:
-        """Launch a round, and deliver what the rounds before it came to; without work, deliver all."""
+        """Launch a round, and deliver what the rounds before it came to; without work, deliver all.
+
+        With a grammar among the requests nothing may be on its way when a block is launched: what its rows may be
+        depends on every token before.
+        """
         with self._on_device():
             admitted = self._run("admit")
             self._place(admitted)
+            waits = any(request.grammar is not None for request in self.state.running)
             before = len(self._pending)
             self._launch_first(None if not self._ready() else self.state.options.prefill_chunk)
+            delivered = self._deliver_first(len(self._pending)) if waits else []
             self._launch_decode()
-            count = before if len(self._pending) > before else len(self._pending)
-            return admitted, [self._deliver(self._pending.popleft()) for _ in range(count)]
+            if not waits:
+                delivered = self._deliver_first(before if len(self._pending) > before else len(self._pending))
+            return admitted, delivered
 
     def drain(self) -> list[Delivered]:
         """Bring everything that has been launched or prefilled to the host, so that another may go on from there."""
@@ -90,7 +100,7 @@ class Engine:
             if len(self._prefills):
                 self._place(Admitted([]))
                 self._launch_first(None)
-            delivered = [self._deliver(self._pending.popleft()) for _ in range(len(self._pending))]
+            delivered = self._deliver_first(len(self._pending))
         self._stale = True
         return delivered
 
@@ -150,6 +160,8 @@ class Engine:
             self.rounds.make_adjusting()
         if self.rounds.adjusting is not None:
             self.rounds.adjusting.write(requests)
+        if self.rounds.histories is not None:
+            self.rounds.histories.write(requests)
 
     def _close_holes(self) -> None:
         """Move the last requests into empty slots where that makes the batch's bucket smaller."""
@@ -171,6 +183,8 @@ class Engine:
             self.rounds.slots.move(source, slot)
             if self.rounds.adjusting is not None:
                 self.rounds.adjusting.move(source, slot)
+            if self.rounds.histories is not None:
+                self.rounds.histories.move(source, slot)
             state.active[slot], state.active[source] = moved, None
             moved.slot = slot
             self._occupants[slot] = moved
@@ -202,7 +216,21 @@ class Engine:
         self._launch(shape, [(request.slot, request) for request in ready])
 
     def _launch(self, shape: Shape, requests: list[tuple[int, Request]]) -> None:
-        self._pending.append(_Launched(shape.phase, requests, self.rounds.launch(shape)))
+        failures: dict[tuple[int, int], str] = {}
+        constrained = [(b, request) for b, request in requests if request.grammar is not None]
+
+        def allowed(drafts: np.ndarray, num_drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            slots = [b for b, _ in constrained]
+            masks, found, failed = allowed_rows(
+                [request for _, request in constrained], drafts[slots], num_drafts[slots], self.state.target.vocab_size
+            )
+            rows = np.full((shape.batch, drafts.shape[1] + 1), -1, np.int32)
+            rows[slots] = found
+            failures.update({(slots[i], row): reason for (i, row), reason in failed.items()})
+            return masks, rows
+
+        ticket = self.rounds.launch(shape, allowed if constrained else None)
+        self._pending.append(_Launched(shape.phase, requests, ticket, failures))
         self._unread[shape.phase].update(request for _, request in requests)
 
     def _ready(self) -> list[Request]:
@@ -222,6 +250,10 @@ class Engine:
 
     # --- delivering -------------------------------------------------------------------------------------------------
 
+    def _deliver_first(self, count: int) -> list[Delivered]:
+        """What so many of the rounds on their way came to, oldest first."""
+        return [self._deliver(self._pending.popleft()) for _ in range(count)]
+
     def _deliver(self, launched: _Launched) -> Delivered:
         """Read a round's results, hand tokens to who is still running, and finish whom they end."""
         results, state = launched.ticket.receive(), self.state
@@ -234,6 +266,7 @@ class Engine:
             top_ids=results.top_ids,
             top_values=results.top_values,
             top_start=np.arange(results.verdict.tokens.shape[0] + 1) * width,
+            failures=launched.failures,
         )
         packed = pack_rows(rows, own, state.options.max_support)
         for b, request in own:
@@ -256,7 +289,7 @@ class Engine:
                 own.wait_stream(outer)
                 stack.callback(outer.wait_stream, own)
                 stack.enter_context(torch.cuda.stream(own))
-                stack.enter_context(gpu.on_stream(own.cuda_stream))
+                stack.enter_context(torchs_stream(own.device))
             yield
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import gpu
 from pipeline.engine.buckets import top_bucket
+from pipeline.proposer import Proposer
 from pipeline.request import Request
 from pipeline.state import State
-
-MOST_TOP = 1024
-"""The most log-probabilities a row that `gpu.top_logprobs` gives on a device."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class Features:
         adjusts: Logits are changed before sampling.
         draws: Drafts of sampled requests are drawn, not chosen.
         whole_rows: Rows of some slot have to be weighed whole: `gpu.run_round` is faster if it knows.
+        restricts: Rows have masks that the host makes while the round runs.
         threshold_single, threshold_acc: Acceptance thresholds.
     """
 
@@ -32,6 +32,7 @@ class Features:
     adjusts: bool = False
     draws: bool = False
     whole_rows: bool = False
+    restricts: bool = False
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
 
@@ -41,15 +42,19 @@ class Features:
         requests = list(requests)
         params = [request.params for request in requests]
         proposal = state.options.proposal
-        draws = state.draft is not None and (
+        draws = not isinstance(state.draft, Proposer | None) and (
             proposal == "sample" or (proposal == "auto" and getattr(state.draft, "draws_by_default", False))
         )
         return cls(
             masks=any(p.keeps_supports for p in params),
             top=top_bucket(max((p.top_logprobs for p in params), default=0)),
-            adjusts=any(r.params.adjusts or r.num_generated < r.params.min_new_tokens for r in requests),
+            # A grammar's masks ban early endings themselves.
+            adjusts=any(
+                r.params.adjusts or (r.grammar is None and r.num_generated < r.params.min_new_tokens) for r in requests
+            ),
             draws=draws and not all(p.greedy for p in params),
             whole_rows=any(_weighed_whole(state, r.params) for r in state.running if r.slot < batch),
+            restricts=any(r.grammar is not None for r in requests),
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,
         )
@@ -83,10 +88,8 @@ def why_eager(state: State, requests: Iterable[Request]) -> str | None:
 def _why_host(params: Any) -> str | None:
     if params.logits_processors:
         return "logits_processors are Python"
-    if params.grammar is not None:
-        return "a grammar follows every row on the host"
     if params.record is not None:
         return f"record={params.record!r} keeps the weights of every round"
-    if params.top_logprobs > MOST_TOP:
-        return f"top_logprobs={params.top_logprobs} is more than {MOST_TOP}"
+    if params.top_logprobs > gpu.MOST_TOP_ON_DEVICE:
+        return f"top_logprobs={params.top_logprobs} is more than {gpu.MOST_TOP_ON_DEVICE}"
     return None

@@ -1,10 +1,16 @@
-"""The device work of a round, from the draft's forward to where the next round starts. Nothing in it waits."""
+"""The device work of a round, from the draft's forward to where the next round starts. Nothing in it waits.
+
+A round with a grammar among its requests is three such pieces: the host waits for the drafts, and makes the masks of
+the rows behind them while the target runs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 import gpu
@@ -12,10 +18,17 @@ from pipeline.arrays import array_of
 from pipeline.engine.adjusting import Adjusting
 from pipeline.engine.features import Features
 from pipeline.engine.graphs import Graphs
+from pipeline.engine.histories import Histories
 from pipeline.engine.outbox import DeviceOutbox, HostOutbox, Outbox, Results
+from pipeline.engine.restriction import Restriction
 from pipeline.engine.slots import Slots
+from pipeline.proposer import Proposer
 from pipeline.stages.verify import WORKING_SUPPORT
 from pipeline.state import State
+
+Allowed = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Of drafts int32 [B, W - 1] and their numbers int32 [B], the masks int32 [N, ceil(V / 32)] and rows int32 [B, W] that
+`gpu.restrict_logits` takes."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +53,14 @@ class _Workspace:
     """The memory of rounds of one phase, batch, set of records and dtype of logits."""
 
     drafts: torch.Tensor  # int32 [B, W - 1]
-    no_drafts: torch.Tensor  # int32 [B]: zeros
+    num_drafts: torch.Tensor  # int32 [B]: how many of them are verified; zeros for first tokens
     nobody: torch.Tensor  # bool [B]: False
     accept: torch.Tensor  # float64 [B, W]
     draw: torch.Tensor
     propose: torch.Tensor  # float64 [B, W - 1]
     rows: torch.Tensor  # int64 [B * W]: 0, 1, ...
     outbox: Outbox
+    restriction: Restriction | None  # where rows have masks
     support: Any = None
     next_place: int = 0
 
@@ -73,6 +87,7 @@ class Rounds:
         first_logits: [S, 1, V]: what each slot's first token is drawn from.
         graphs: None: every round is launched piece by piece.
         adjusting: Made when the first request needs it.
+        histories: The slots' tokens, for a draft that is a proposer.
     """
 
     state: State
@@ -80,18 +95,37 @@ class Rounds:
     first_logits: torch.Tensor
     graphs: Graphs | None
     adjusting: Adjusting | None = None
+    histories: Histories | None = field(init=False, default=None)
     _workspaces: dict[Any, _Workspace] = field(default_factory=dict)
 
-    def launch(self, shape: Shape) -> Ticket:
-        """Queue a round and its way to the host."""
+    def __post_init__(self) -> None:
+        if isinstance(self.state.draft, Proposer):
+            room = self.state.target_cache.max_length
+            self.histories = Histories(self.slots.num_slots, room, self.slots.device)
+
+    def launch(self, shape: Shape, allowed: Allowed | None = None) -> Ticket:
+        """Queue a round and its way to the host.
+
+        Args:
+            shape: See there.
+            allowed: Where the round is restricted: what its rows may be, asked with the drafts int32 [B, W - 1] and
+                their numbers int32 [B] while the target runs.
+        """
         workspace = self._workspace(shape)
-        if self.graphs is None:
-            self._body(shape, workspace)
+        if workspace.restriction is None:
+            self._run(shape, lambda: self._body(shape, workspace))
         else:
-            self.graphs.run(shape, lambda: self._body(shape, workspace))
+            assert allowed is not None
+            self._restricted(shape, workspace, workspace.restriction, allowed)
         place, workspace.next_place = workspace.next_place, 1 - workspace.next_place
         workspace.outbox.send(place)
         return Ticket(workspace.outbox, place)
+
+    def _run(self, key: Hashable, body: Callable[[], None]) -> None:
+        if self.graphs is None:
+            body()
+        else:
+            self.graphs.run(key, body)
 
     def make_adjusting(self) -> None:
         """Have memory for rounds that adjust."""
@@ -103,22 +137,43 @@ class Rounds:
         if shape.phase == gpu.FIRST:
             self._settle(shape, workspace, self.first_logits[: shape.batch], None)
         else:
-            logits, probs = self._forward(shape, workspace)
-            self._settle(shape, workspace, logits, probs)
+            probs = self._propose(shape, workspace)
+            self._settle(shape, workspace, self._forward(shape, workspace), probs)
 
-    def _forward(self, shape: Shape, workspace: _Workspace) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The draft's proposal and the target over it: logits [B, W, V], the drafts' laws float32 [B, W - 1, V]."""
-        state, batch = self.state, shape.batch
+    def _restricted(self, shape: Shape, workspace: _Workspace, between: Restriction, allowed: Allowed) -> None:
+        """A round in three pieces: the masks follow the drafts, and are made while the target runs."""
+        if shape.phase == gpu.FIRST:
+            between.logits.copy_(self.first_logits[: shape.batch])
+        else:
+            self._run((shape, "propose"), lambda: between.keep_probs(self._propose(shape, workspace)))
+            between.fetch(workspace.drafts, workspace.num_drafts)
+            self._run((shape, "forward"), lambda: between.keep_logits(self._forward(shape, workspace)))
+        between.put(*allowed(*between.drafts()))
+        probs = between.probs if shape.features.draws else None
+        self._run((shape, "settle"), lambda: self._settle(shape, workspace, between.logits, probs))
+
+    def _propose(self, shape: Shape, workspace: _Workspace) -> torch.Tensor | None:
+        """Drafts to the workspace; the laws that they were drawn from, float32 [B, W - 1, V], or None."""
+        state, batch, probs = self.state, shape.batch, None
         anchors, starts = self.slots.anchors(batch), self.slots.starts(batch)
-        ids, probs = anchors[:, None], None
-        if state.draft is not None:
+        workspace.num_drafts.copy_(self.slots.num_drafts(batch))
+        if self.histories is not None:
+            drafts, counts = state.draft.propose_captured(self.histories.of(batch), (starts + 1).int())
+            workspace.drafts.copy_(drafts)
+            torch.minimum(workspace.num_drafts, counts, out=workspace.num_drafts)
+        elif state.draft is not None:
             drafted = state.draft.propose(
                 anchors, starts, state.draft_cache, kv_length=shape.kv_length, **self._draws(shape, workspace)
             )
             workspace.drafts.copy_(drafted.tokens)
-            ids = torch.cat((ids, drafted.tokens), dim=1)
             if drafted.law is not None:
                 probs = drafted.law.dense(state.target.vocab_size).contiguous()
+        return probs
+
+    def _forward(self, shape: Shape, workspace: _Workspace) -> torch.Tensor:
+        """The target over anchors and drafts: logits [B, W, V]."""
+        state, starts = self.state, self.slots.starts(shape.batch)
+        ids = torch.cat((self.slots.anchors(shape.batch)[:, None], workspace.drafts.long()), dim=1)
         positions = starts[:, None] + torch.arange(ids.shape[1], device=starts.device)
         state.tap()
         output = state.target.forward(
@@ -126,7 +181,7 @@ class Rounds:
         )
         if state.draft is not None:
             state.draft.extend(output.features, positions, state.draft_cache, kv_length=shape.kv_length)
-        return output.logits.contiguous(), probs
+        return output.logits.contiguous()
 
     def _draws(self, shape: Shape, workspace: _Workspace) -> dict[str, torch.Tensor]:
         if not shape.features.draws:
@@ -142,16 +197,17 @@ class Rounds:
         """Adjust, verify, capture and move on."""
         state, slots, features, outbox = self.state, self.slots, shape.features, workspace.outbox
         batch, width, vocabulary = logits.shape
-        num_drafts = workspace.no_drafts if shape.phase == gpu.FIRST else slots.num_drafts(batch)
         adjusting = self.adjusting if features.adjusts else None
         assert adjusting is not None or not features.adjusts
         if adjusting is not None:
-            logits = adjusting.apply(logits, workspace.drafts, num_drafts, slots.generated(batch))
+            logits = adjusting.apply(logits, workspace.drafts, workspace.num_drafts, slots.generated(batch))
         seeds, positions = array_of(slots.seeds(batch)).view("uint64"), array_of(slots.generated(batch))
         accept, draw = array_of(workspace.accept), array_of(workspace.draw)
         gpu.uniforms(seeds, positions, width, gpu.ACCEPT, out=accept)
         gpu.uniforms(seeds, positions, width, gpu.DRAW, out=draw)
         array = array_of(logits)
+        if workspace.restriction is not None:
+            workspace.restriction.restrict(array)
         temperature, top_k, top_p, min_p = map(array_of, slots.policy(batch, width))
         support, verdict, capture = gpu.run_round(
             array,
@@ -160,7 +216,7 @@ class Rounds:
             top_p,
             min_p,
             array_of(workspace.drafts),
-            array_of(num_drafts),
+            array_of(workspace.num_drafts),
             accept,
             draw,
             array_of(slots.wanted(batch) if features.masks else workspace.nobody),
@@ -181,31 +237,39 @@ class Rounds:
             top = gpu.top_logprobs(array, support, features.top, rows, out=outbox.top)
         if adjusting is not None:
             adjusting.count(verdict, slots.phases(batch), shape.phase)
+        if self.histories is not None:
+            histories = array_of(self.histories.of(batch))
+            gpu.append_tokens(histories, slots.progress(batch), verdict, shape.phase)
         gpu.advance(slots.progress(batch), verdict, shape.phase, slots.width - 1)
         outbox.keep(verdict, capture if features.masks else None, top)
 
     def _workspace(self, shape: Shape) -> _Workspace:
         features = shape.features
         # Adjusted logits are float32, whatever the model's: another walk of the filter.
-        key = shape.phase, shape.batch, features.masks, features.top, features.adjusts
+        key = shape.phase, shape.batch, features.masks, features.top, features.adjusts, features.restricts
         if key not in self._workspaces:
             self._workspaces[key] = self._make_workspace(shape)
         return self._workspaces[key]
 
     def _make_workspace(self, shape: Shape) -> _Workspace:
         batch, width, device = shape.batch, 1 if shape.phase == gpu.FIRST else self.slots.width, self.slots.device
-        masks, top = shape.features.masks, shape.features.top
-        room = batch * width * min(self.state.options.max_support, self.state.target.vocab_size)
+        masks, top, target = shape.features.masks, shape.features.top, self.state.target
+        room = batch * width * min(self.state.options.max_support, target.vocab_size)
         outbox: Outbox = HostOutbox() if device.type == "cpu" else DeviceOutbox(batch, width, room, top, masks)
         # Outside inference mode, so that any mode may write to them.
         with torch.inference_mode(False):
             return _Workspace(
                 drafts=torch.zeros(batch, width - 1, dtype=torch.int32, device=device),
-                no_drafts=torch.zeros(batch, dtype=torch.int32, device=device),
+                num_drafts=torch.zeros(batch, dtype=torch.int32, device=device),
                 nobody=torch.zeros(batch, dtype=torch.bool, device=device),
                 accept=torch.zeros(batch, width, dtype=torch.float64, device=device),
                 draw=torch.zeros(batch, width, dtype=torch.float64, device=device),
                 propose=torch.zeros(batch, width - 1, dtype=torch.float64, device=device),
                 rows=torch.arange(batch * width, device=device),
                 outbox=outbox,
+                restriction=(
+                    Restriction(batch, width, target.vocab_size, target.logits_dtype, device)
+                    if shape.features.restricts
+                    else None
+                ),
             )
