@@ -10,6 +10,7 @@ import gpu
 from pipeline.engine.buckets import top_bucket
 from pipeline.proposer import Proposer
 from pipeline.request import Request
+from pipeline.stages.verify import weighed_whole
 from pipeline.state import State
 
 
@@ -53,7 +54,7 @@ class Features:
                 r.params.adjusts or (r.grammar is None and r.num_generated < r.params.min_new_tokens) for r in requests
             ),
             draws=draws and not all(p.greedy for p in params),
-            whole_rows=any(_weighed_whole(state, r.params) for r in state.running if r.slot < batch),
+            whole_rows=any(weighed_whole(state, r.params) for r in state.running if r.slot < batch),
             restricts=any(r.grammar is not None for r in requests),
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,
@@ -62,14 +63,6 @@ class Features:
     def first(self) -> Features:
         """The same for a round of first tokens, which has no drafts."""
         return replace(self, draws=False)
-
-
-def _weighed_whole(state: State, params: Any) -> bool:
-    """Whether the filter needs the mass of all logits: no top_k bounds them, or top_p is a part of all."""
-    if params.greedy:
-        return False
-    unbounded = params.top_k is None or params.top_k >= state.target.vocab_size
-    return unbounded or (state.options.filter_order == "joint" and params.top_p < 1)
 
 
 def why_eager(state: State, requests: Iterable[Request]) -> str | None:
