@@ -42,7 +42,7 @@ class Features:
         """The parts that these requests need, in a round over slots 0..batch-1."""
         requests = list(requests)
         params = [request.params for request in requests]
-        proposal = state.options.proposal
+        proposal, order, vocabulary = state.options.proposal, state.options.filter_order, state.target.vocab_size
         draws = not isinstance(state.draft, Proposer | None) and (
             proposal == "sample" or (proposal == "auto" and getattr(state.draft, "draws_by_default", False))
         )
@@ -54,7 +54,7 @@ class Features:
                 r.params.adjusts or (r.grammar is None and r.num_generated < r.params.min_new_tokens) for r in requests
             ),
             draws=draws and not all(p.greedy for p in params),
-            whole_rows=any(weighed_whole(state, r.params) for r in state.running if r.slot < batch),
+            whole_rows=any(weighed_whole(r.params, vocabulary, order) for r in state.running if r.slot < batch),
             restricts=any(r.grammar is not None for r in requests),
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,7 +65,21 @@ class Graphs:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        # Relaxed, and without the garbage collector: a kernel loaded at its first use and memory given back meanwhile
+        # are no part of the graph and must not end it.
+        with _uncollected(), torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="relaxed"):
             body()
         self.num_captured += 1
         return graph
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave garbage where it is inside the block."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -17,12 +17,12 @@ WORKING_SUPPORT = 1024
 """Support entries kept a row where nobody records supports; wider rows are walked again by the draw."""
 
 
-def weighed_whole(state: State, params: SamplingParams) -> bool:
+def weighed_whole(params: SamplingParams, vocabulary: int, filter_order: str) -> bool:
     """Whether a row's filter needs the mass of all logits: no top_k bounds them, or top_p is a part of all."""
     if params.greedy:
         return False
-    unbounded = params.top_k is None or params.top_k >= state.target.vocab_size
-    return unbounded or (state.options.filter_order == "joint" and params.top_p < 1)
+    unbounded = params.top_k is None or params.top_k >= vocabulary
+    return unbounded or (filter_order == "joint" and params.top_p < 1)
 
 
 class Verify:
@@ -55,7 +55,7 @@ class Verify:
             a_row([p.min_p for p in params], np.float32),
             filter_order=state.options.filter_order,
             capacity=min(vocabulary, state.options.max_support if recorded else WORKING_SUPPORT),
-            whole_rows=any(weighed_whole(state, p) for p in params),
+            whole_rows=any(weighed_whole(p, vocabulary, state.options.filter_order) for p in params),
         )
         laws = held(proposal, "draft_probs")
         verdict = gpu.verify_chain(
