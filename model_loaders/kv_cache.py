@@ -60,20 +60,33 @@ class _Step:
     num_rows: int
     width: int
     kv_length: int
-    flat_index: torch.Tensor  # int64 [entries*kv_heads]: rows of a layer's storage seen as [-1, head_dim]
+    index: torch.Tensor  # int64 [b, kv_heads, w]: where entries go in a layer's storage seen as [-1, head_dim]
     first_slot: int | None  # rows are slots first_slot.. (a view), or None: gather by slot_index
     slot_index: torch.Tensor | None  # int64 [b]
 
 
+class _Storage:
+    """Some layers' keys [layers, slots, kv_heads, length, head_dim], and their values."""
+
+    def __init__(self, layers: Sequence[Any], keys: torch.Tensor, values: torch.Tensor):
+        self.layers = layers
+        self.move_to(keys, values)
+
+    def move_to(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """These tensors are the storage from now on."""
+        self.keys, self.values = keys, values
+        for i, layer in enumerate(self.layers):
+            layer.keys, layer.values = keys[i], values[i]
+
+
 class _RowLayer(CacheLayerMixin):
-    """One layer's storage: keys [slots, kv_heads, length, head_dim], values likewise."""
+    """One layer's part of a storage: keys [slots, kv_heads, length, head_dim], values likewise."""
 
     is_sliding = False
 
-    def __init__(self, owner: RowCache, keys: torch.Tensor, values: torch.Tensor):
+    def __init__(self, owner: RowCache):
         super().__init__()
         self.owner = owner
-        self.keys, self.values = keys, values
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -85,8 +98,9 @@ class _RowLayer(CacheLayerMixin):
         keys, values = self.keys, self.values
         assert keys is not None
         assert values is not None
-        keys.view(-1, keys.shape[-1]).index_copy_(0, step.flat_index, key_states.reshape(-1, keys.shape[-1]))
-        values.view(-1, values.shape[-1]).index_copy_(0, step.flat_index, value_states.reshape(-1, values.shape[-1]))
+        # Takes entries as they lie, where index_copy_ needs rows: a model's are transposed, and would be copied first.
+        keys.view(-1, keys.shape[-1]).index_put_((step.index,), key_states)
+        values.view(-1, values.shape[-1]).index_put_((step.index,), value_states)
         if step.first_slot is not None:
             return (
                 keys.narrow(0, step.first_slot, step.num_rows).narrow(2, 0, step.kv_length),
@@ -121,6 +135,8 @@ class RowCache(Cache):
         num_slots: rows; slots are 0..num_slots-1.
         max_length: entries a row can hold, block entries that may be rejected included.
         dtype, device: of the stored keys and values.
+        together: all layers in one storage, which `write_layers` then fills at once. To grow it takes memory for the
+            old and the new one, and otherwise for one layer more than it grows to.
 
     Storage starts small and grows (lengths doubling up to `max_length`, slots up to `num_slots`);
     `reserve` allocates ahead, so that addresses stay fixed (CUDA graphs).
@@ -139,6 +155,7 @@ class RowCache(Cache):
         dtype: torch.dtype,
         device: torch.device | str,
         value_head_dim: int | None = None,
+        together: bool = False,
     ):
         sizes = {
             "num_layers": num_layers,
@@ -161,11 +178,12 @@ class RowCache(Cache):
         self._slots = 0
         self._length = 0
         self._step: _Step | None = None
-        self._heads = torch.arange(num_kv_heads, device=self.device)[None, :, None]
-        self._rows: list[Any] = [
-            _RowLayer(self, self._zeros(0, 0, head_dim), self._zeros(0, 0, self.value_head_dim))
-            for _ in range(num_layers)
+        self._rows: list[Any] = [_RowLayer(self) for _ in range(num_layers)]
+        self._storages = [
+            _Storage(own, *(self._zeros(len(own), 0, 0, dim) for dim in (head_dim, self.value_head_dim)))
+            for own in ([self._rows] if together else [[layer] for layer in self._rows])
         ]
+        self._firsts = self._first_entries(0, 0)
         super().__init__(layers=self._rows)
 
     @property
@@ -221,16 +239,15 @@ class RowCache(Cache):
         first_slot, slot_index, top_slot = self._resolve_slots(slots, num_rows)
         self._grow(top_slot + 1, kv_length)
         if slot_index is None:
-            rows = torch.arange(first_slot or 0, (first_slot or 0) + num_rows, device=self.device)
+            firsts = self._firsts.narrow(0, first_slot or 0, num_rows)
         else:
-            rows = slot_index
+            firsts = self._firsts.index_select(0, slot_index)
         positions = positions.to(self.device, non_blocking=True)
         if kept is not None:
-            rows, positions = rows[kept // width][None], positions.reshape(1, -1)[:, kept]
-            flat = (rows[:, None] * self.num_kv_heads + self._heads) * self._length + positions[:, None]
-        else:
-            flat = (rows[:, None, None] * self.num_kv_heads + self._heads) * self._length + positions[:, None, :]
-        self._step = _Step(num_rows, width, kv_length, flat.reshape(-1), first_slot, slot_index)
+            firsts = firsts.index_select(0, kept // width).transpose(0, 2)
+            positions = positions.reshape(1, -1).index_select(1, kept)
+        index = firsts + positions[:, None]
+        self._step = _Step(num_rows, width, kv_length, index, first_slot, slot_index)
         return kv_length
 
     def write(
@@ -261,6 +278,19 @@ class RowCache(Cache):
         if tuple(values.shape) != want_values:
             raise ValueError(f"values={list(values.shape)}, expected {list(want_values)}")
         return self._rows[layer].update(keys, values)
+
+    def write_layers(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores keys and values [layers, b, kv_heads, w, head_dim] of all layers, by the planned step."""
+        step = self.step
+        for name, entries, width in (("keys", keys, self.head_dim), ("values", values, self.value_head_dim)):
+            want = (self.num_layers, step.num_rows, self.num_kv_heads, step.width, width)
+            if tuple(entries.shape) != want:
+                raise ValueError(f"{name}={list(entries.shape)}, expected {list(want)}")
+        done = 0
+        for storage in self._storages:
+            own = slice(done, done := done + len(storage.layers))
+            storage.keys.flatten(1, 3)[:, step.index] = keys[own]
+            storage.values.flatten(1, 3)[:, step.index] = values[own]
 
     def reserve(self, num_slots: int | None = None, length: int | None = None) -> None:
         """Allocates storage ahead; the defaults are num_slots and max_length, after which it never moves."""
@@ -356,29 +386,36 @@ class RowCache(Cache):
                 slots = min(max(slots, 2 * self._slots), self.num_slots)
         slots, length = max(slots, self._slots), max(length, self._length)
         try:
-            for layer in self._rows:  # layer by layer, so that the peak is one layer above the result
-                self._resize(layer, slots, length)
+            for storage in self._storages:  # one by one, so that the peak is one above the result
+                self._resize(storage, slots, length)
+            firsts = self._first_entries(slots, length)
         except BaseException:
             # Out of memory halfway: all layers have one shape, or none can be written to.
-            for layer in self._rows:
-                if layer.keys.shape[:3:2] != (self._slots, self._length):
-                    self._resize(layer, self._slots, self._length)
+            for storage in self._storages:
+                if storage.keys.shape[1:4:2] != (self._slots, self._length):
+                    self._resize(storage, self._slots, self._length)
             raise
-        self._slots, self._length = slots, length
+        self._slots, self._length, self._firsts = slots, length, firsts
 
-    def _resize(self, layer: Any, slots: int, length: int) -> None:
+    def _resize(self, storage: _Storage, slots: int, length: int) -> None:
         made = []
-        for old in (layer.keys, layer.values):
-            new = self._zeros(slots, length, old.shape[-1])
-            new[: self._slots, :, : self._length].copy_(old[: self._slots, :, : self._length])
+        for old in (storage.keys, storage.values):
+            new = self._zeros(len(old), slots, length, old.shape[-1])
+            new[:, : self._slots, :, : self._length].copy_(old[:, : self._slots, :, : self._length])
             made.append(new)
-        layer.keys, layer.values = made
+        storage.move_to(*made)
 
-    def _zeros(self, slots: int, length: int, width: int) -> torch.Tensor:
+    def _first_entries(self, slots: int, length: int) -> torch.Tensor:
+        """Where each slot's entry of position 0 is in a layer's storage, int64 [slots, kv_heads, 1]."""
+        with torch.inference_mode(False):
+            slot_heads = torch.arange(slots * self.num_kv_heads, device=self.device)
+            return slot_heads.view(slots, self.num_kv_heads, 1) * length
+
+    def _zeros(self, layers: int, slots: int, length: int, width: int) -> torch.Tensor:
         # zeros, not empty: masked garbage that happens to be NaN would poison the row.
         # Outside inference mode on purpose, so that any mode may write to it.
         with torch.inference_mode(False):
-            return torch.zeros(slots, self.num_kv_heads, length, width, dtype=self.dtype, device=self.device)
+            return torch.zeros(layers, slots, self.num_kv_heads, length, width, dtype=self.dtype, device=self.device)
 
     def _check_slot(self, name: str, slot: int) -> None:
         if not 0 <= slot < self.num_slots:

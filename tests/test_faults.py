@@ -181,10 +181,10 @@ def test_slots_come_back():
     assert slots.limit == 8
 
 
-@pytest.mark.parametrize("fatal", range(1, 7))
-def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch, fatal):
-    """Layer by layer, so the memory may end between two of them."""
-    cache = RowCache(3, 2, 4, num_slots=4, max_length=256, dtype=torch.float32, device="cpu")
+@pytest.mark.parametrize(("fatal", "together"), [*((n, False) for n in range(1, 7)), (1, True), (2, True)])
+def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch, fatal, together):
+    """Storage by storage, so the memory may end between two of them."""
+    cache = RowCache(3, 2, 4, num_slots=4, max_length=256, dtype=torch.float32, device="cpu", together=together)
     positions = torch.arange(64)[None]
     entries = [torch.randn(1, 2, 64, 4) for _ in range(6)]
     for layer in range(3):

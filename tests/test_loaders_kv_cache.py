@@ -36,6 +36,39 @@ def test_write_then_read(slots):
     assert not torch.equal(other_layer, got_keys)
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("slots", [None, [2, 3, 4], [4, 0, 2]])
+def test_all_layers_at_once(together, slots):
+    """As layer by layer, from transposed entries, through growth; and into a cache of the other kind."""
+    cache, other = make_cache(together=together), make_cache(together=not together)
+    for seed, positions in enumerate(([[0, 1], [7, 3], [9, 4]], [[70, 71], [60, 61], [190, 3]])):
+        keys, values = (
+            torch.stack(layers) for layers in zip(entries(3, 2, seed), entries(3, 2, 9 - seed), strict=True)
+        )
+        cache.begin(torch.tensor(positions), slots)
+        cache.write_layers(*(part.transpose(2, 3).contiguous().transpose(2, 3) for part in (keys, values)))
+        other.begin(torch.tensor(positions), slots)
+        for layer in range(LAYERS):
+            other.write(layer, keys[layer], values[layer])
+    assert cache.allocated == other.allocated
+    assert cache.memory_bytes() == other.memory_bytes()
+    for mine, theirs in zip(cache.layers, other.layers, strict=True):
+        assert torch.equal(mine.keys, theirs.keys)
+        assert torch.equal(mine.values, theirs.values)
+    row = 2 if slots is None else slots[2]
+    other.release(row)
+    other.restore(row, cache.snapshot(row, 191))
+    assert all(torch.equal(a.keys, b.keys) for a, b in zip(cache.layers, other.layers, strict=True))
+    with pytest.raises(ValueError, match=r"keys=\[2, 3, 3, 1, 4\], expected \[2, 3, 3, 2, 4\]"):
+        cache.write_layers(keys[..., :1, :], values)
+
+
+def test_layers_together_are_one_storage():
+    cache = make_cache(together=True)
+    cache.reserve()
+    assert len({layer.keys.untyped_storage().data_ptr() for layer in cache.layers}) == 1
+
+
 def test_neighbouring_slots_are_views():
     cache = make_cache()
     keys, _ = cache.write(0, *entries(2, 1), torch.tensor([[3], [9]]), [1, 2])
