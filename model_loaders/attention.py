@@ -29,6 +29,9 @@ _FEWEST_ROWS = 4
 # One query row and prompts are faster as they are.
 _MOST_PACKED = 64
 
+# In elements: the fused kernels read masks whose rows begin at multiples of it.
+_ALIGNED = 16
+
 # What some architectures ask of their attention that plain SDPA over the whole cache would ignore.
 _UNSUPPORTED = {
     "s_aux": "attention sinks",
@@ -65,14 +68,24 @@ class Compact:
 _COMPACT: ContextVar[Compact | None] = ContextVar("compact", default=None)
 
 
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype, groups: int = 1) -> torch.Tensor:
+    """Boolean [b, 1, w, n] as a mask of `groups` packed heads, [b, 1, groups * w, n]: 0 where visible, -inf elsewhere.
+
+    In every layer SDPA would turn a boolean mask into this one, and copy one whose rows aren't aligned.
+    """
+    batch, _, width, length = visible.shape
+    shape = (batch, 1, groups, width, -(-length // _ALIGNED) * _ALIGNED)
+    mask = torch.full(shape, -torch.inf, dtype=dtype, device=visible.device)[..., :length]
+    return mask.masked_fill_(visible[:, :, None], 0.0).flatten(2, 3)
+
+
 def prepared_mask(mask: torch.Tensor, heads: int, kv_heads: int, dtype: torch.dtype) -> torch.Tensor:
     """A forward's boolean mask [b, 1, w, n] as its attentions take it, made once instead of in every layer.
 
     Additive, in the queries' dtype; where a GPU packs heads into rows its rows are too: [b, 1, heads/kv_heads * w, n].
     """
-    if heads and heads % kv_heads == 0 and _packs(mask.shape[2], heads, kv_heads):
-        mask = mask.repeat(1, 1, heads // kv_heads, 1)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+    packs = heads and heads % kv_heads == 0 and _packs(mask.shape[2], heads, kv_heads)
+    return additive_mask(mask, dtype, heads // kv_heads if packs else 1)
 
 
 def _packs(width: int, heads: int, kv_heads: int) -> bool:
@@ -133,7 +146,7 @@ def grouped_sdpa(
     masked = attention_mask is not None and attention_mask.shape[1] == 1
     if query.device.type == "cuda" and masked and _packs(width, heads, kv_heads):
         assert attention_mask is not None
-        return packed_sdpa(query, key, value, attention_mask, dropout, scaling).transpose(1, 2), None
+        return packed_sdpa(query, key, value, attention_mask, dropout, scaling), None
     if width < _FEWEST_ROWS and attention_mask is not None and query.device.type == "cpu":
         query, attention_mask = _widen(query), _widen(attention_mask)
     output = scaled_dot_product_attention(
@@ -160,16 +173,17 @@ def packed_sdpa(
     """Grouped attention as ordinary attention on kv_heads heads with heads/kv_heads * w query rows each.
 
     query [b, heads, w, d], key and value [b, kv_heads, n, .], mask [b, 1, w, n], or its rows already packed
-    [b, 1, heads/kv_heads * w, n] -> [b, heads, w, dv].
+    [b, 1, heads/kv_heads * w, n] -> [b, w, heads, dv], contiguous.
     """
     batch, heads, width, _ = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     rows = query.reshape(batch, kv_heads, groups * width, -1)
-    if mask.shape[2] == width:
+    if groups != 1 and mask.shape[2] == width:
         mask = mask.repeat(1, 1, groups, 1)
     output = scaled_dot_product_attention(rows, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    return output.reshape(batch, heads, width, -1)
+    # Permuted before heads are put together, so that there is one copy.
+    return output.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4).flatten(2, 3).contiguous()
 
 
 def _widen(rows: torch.Tensor) -> torch.Tensor:

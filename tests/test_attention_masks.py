@@ -28,7 +28,7 @@ def test_an_attention_sees_what_the_boolean_mask_shows(width, kv_heads):
     packs = kv_heads == 2 and 1 < width <= 64
     assert prepared.shape[2] == width * (3 if packs else 1)
     got = (
-        packed_sdpa(query, key, value, prepared).transpose(1, 2)
+        packed_sdpa(query, key, value, prepared)
         if packs
         else grouped_sdpa(torch.nn.Module(), query, key, value, prepared)[0]
     )
@@ -55,7 +55,7 @@ def test_a_whole_forward_as_a_gpu_runs_it(arch, width, monkeypatch):
     def on_a_gpu(module, query, key, value, mask, dropout=0.0, scaling=None, **others):
         if attention._packs(query.shape[2], query.shape[1], key.shape[1]):
             assert mask.shape[2] == 2 * query.shape[2]
-            return packed_sdpa(query, key, value, mask, dropout, scaling).transpose(1, 2), None
+            return packed_sdpa(query, key, value, mask, dropout, scaling), None
         return grouped_sdpa(module, query, key, value, mask, dropout, scaling, **others)
 
     monkeypatch.setitem(attention.ALL_ATTENTION_FUNCTIONS, attention.ATTENTION, on_a_gpu)
