@@ -8,6 +8,9 @@ committed tokens as keys and values, and fills ``[anchor, mask, ..., mask]`` in 
     per layer: Q from x; K and V from H and x by the same projections; k_norm and RoPE on both
     hidden states [b, B, d] = norm(x)
 
+In decoding a GPU spends its time on launches, so the forward has few operators: projections of one input are one
+product (``Backbone.join``), and queries and keys are normed and turned together, by factors made once for all layers.
+
 The embedding and the head are the target's, unless the checkpoint brings its own. ``Backbone`` holds the weights
 and is what training optimises; the methods (dflash.py, dspark.py, dflash2.py) add what turns hidden states into
 proposals.
@@ -25,6 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from model_loaders.attention import additive_mask, packed_sdpa
+from model_loaders.joint_linear import JointLinear
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -85,6 +91,10 @@ class DraftConfig:
             return self.causal
         return self.layer_types[layer] == SLIDING
 
+    def mask_of(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """A layer's mask as ``Backbone.forward`` takes it, of boolean [b, w, n]: True where a row may look."""
+        return additive_mask(visible.unsqueeze(1), dtype, self.num_attention_heads // self.num_key_value_heads)
+
     def window(self, layer: int) -> int | None:
         """The layer's window, the current token counted, or None for an unlimited one."""
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
@@ -93,10 +103,13 @@ class DraftConfig:
 class Attention(nn.Module):
     """Grouped-query attention with per-head query and key norms (Qwen3)."""
 
+    joint: JointLinear | None = None  # of q_proj, k_proj and v_proj
+
     def __init__(self, config: DraftConfig):
         super().__init__()
         d, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-        self.head_dim = head_dim
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim, self.eps = head_dim, config.rms_norm_eps
         self.q_proj = nn.Linear(d, config.num_attention_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(d, config.num_key_value_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(d, config.num_key_value_heads * head_dim, bias=bias)
@@ -104,33 +117,28 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    @property
+    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        """Of queries, keys and values."""
+        return self.q_proj, self.k_proj, self.v_proj
 
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Normed, rotated keys and plain values of rows x [b, w, d], each [b, h_kv, w, head_dim].
-
-        The same projections serve context rows and block rows.
-        """
-        keys = _rotate(self.k_norm(self._heads(self.k_proj(x))), cos, sin)
-        return keys, self._heads(self.v_proj(x))
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Rows x [b, w, d] attend to keys and values [b, h_kv, n, head_dim] where mask [b, 1, w or 1, n]."""
-        b, w, _ = x.shape
-        queries = _rotate(self.q_norm(self._heads(self.q_proj(x))), cos, sin)
-        # The queries of one key head become rows of one matrix, so that the keys are never repeated.
-        groups = queries.shape[1] // keys.shape[1]
-        queries = queries.reshape(b, keys.shape[1], groups * w, self.head_dim)
-        if mask.shape[2] != 1:
-            mask = mask.repeat(1, 1, groups, 1)
-        mask = mask.expand(-1, -1, groups * w, -1)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        return self.o_proj(out.reshape(b, -1, w, self.head_dim).transpose(1, 2).flatten(2))
+    def forward(self, x: Tensor, turns: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
+        """What o_proj takes, [b, w, heads * head_dim], of normed rows x [b, w, d]; the rest as ``Layer.forward``."""
+        if self.joint is not None and self.joint.usable:
+            projected = self.joint(x)
+        else:
+            projected = torch.cat([projection(x) for projection in self.projections], -1)
+        heads = projected.unflatten(-1, (-1, self.head_dim))
+        turned = turned_heads(heads, self.num_heads + self.num_kv_heads, turns, self.eps)
+        queries, keys = turned.split([self.num_heads, self.num_kv_heads], 1)
+        keys, values = attend_to(keys, heads[:, :, -self.num_kv_heads :].transpose(1, 2))
+        return packed_sdpa(queries, keys, values, mask).flatten(2)
 
 
 class MLP(nn.Module):
     """SwiGLU."""
+
+    joint: JointLinear | None = None  # of gate_proj and up_proj
 
     def __init__(self, config: DraftConfig):
         super().__init__()
@@ -139,7 +147,12 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        """What down_proj takes, [b, w, intermediate], of normed rows x [b, w, d]."""
+        if self.joint is not None and self.joint.usable:
+            gate, up = self.joint(x).chunk(2, -1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return F.silu(gate) * up
 
 
 class Layer(nn.Module):
@@ -152,16 +165,15 @@ class Layer(nn.Module):
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
-        """Rows x [b, w, d] through attention and MLP; attend_to and mask are the layer's own."""
-        normed = self.input_layernorm(x)
-        x = x + self.attend(normed, cos, sin, attend_to, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, turns: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
+        """Rows x [b, w, d] through attention and MLP; without gradients x is overwritten.
 
-    def attend(self, normed: Tensor, cos: Tensor, sin: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
-        """The attention of normed rows [b, w, d]."""
-        keys, values = attend_to(*self.self_attn.keys_values(normed, cos, sin))
-        return self.self_attn(normed, cos, sin, keys, values, mask)
+        turns: the layer's of ``Backbone.turns``, [b, heads + kv_heads, w, ...]. attend_to: the layer's own. mask: see
+        ``Backbone.forward``.
+        """
+        rows = self.self_attn(self.input_layernorm(x), turns, attend_to, mask)
+        x = _add_product(x, self.self_attn.o_proj, rows)
+        return _add_product(x, self.mlp.down_proj, self.mlp(self.post_attention_layernorm(x)))
 
 
 class Backbone(nn.Module):
@@ -184,6 +196,7 @@ class Backbone(nn.Module):
         self.hidden_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(self.new_layer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self._joint: JointLinear | None = None  # every layer's projections; see `join`
         self.rope = _rotary(config)  # its buffers are not persistent: no tensor of a checkpoint
 
     @staticmethod
@@ -194,38 +207,100 @@ class Backbone(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Backbone:
         # Conversions (.to, .half, ...) move the rotary frequencies but leave them in float32, as transformers
         # has them in the target: rounded to bfloat16 they turn by visibly wrong angles.
-        exact = dict(self.rope.named_buffers())
+        exact, joined = dict(self.rope.named_buffers()), self._joint is not None
+        if joined:  # what is joined would be held beside what comes of it
+            self._joint = None
+            for layer in self._layers():
+                layer.self_attn.joint = layer.mlp.joint = None
         super()._apply(fn, recurse)
         for name, buffer in exact.items():
             setattr(self.rope, name, buffer.to(getattr(self.rope, name).device))
+        if joined:
+            self.join()
         return self
 
-    def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """RoPE's cos and sin of absolute positions [b, w], each [b, 1, w, head_dim] in dtype."""
-        # The rotary module takes dtype and device from its first argument only.
-        cos, sin = self.rope(torch.empty(0, dtype=dtype, device=positions.device), positions)
-        return cos.unsqueeze(1), sin.unsqueeze(1)
+    def join(self) -> None:
+        """For decoding: one product for projections of one input, and one for all layers' context keys and values.
+
+        Parameters stay as they are, but become views of what is multiplied with. Nothing changes where gradients are
+        recorded, in ``functional_call`` with other parameters, or for linear layers of another kind, as those of
+        packed_linear.py, which multiply with copies of their own.
+        """
+        layers = self._layers()
+        parts = [part for layer in layers for part in layer.self_attn.projections]
+        if all(type(part) is nn.Linear for part in parts):
+            self._joint = JointLinear.of(parts)
+            for index, layer in enumerate(layers):
+                layer.self_attn.joint = self._joint[3 * index : 3 * index + 3]
+        for layer in layers:
+            if type(layer.mlp.gate_proj) is type(layer.mlp.up_proj) is nn.Linear:
+                layer.mlp.joint = JointLinear.of((layer.mlp.gate_proj, layer.mlp.up_proj))
+
+    def turns(self, weights: Tensor, positions: Tensor) -> Tensor:
+        """Norm and RoPE in one: what ``turned_heads`` needs at absolute positions [b, w].
+
+        weights [layers, h, head_dim]: of each head's norm, or h = 1 for one of all heads. Returns
+        [layers, b, h, w, 2, 2, head_dim / 2], in weights' dtype: the factor of input half t in output half s at
+        [..., s, t, :].
+        """
+        angles = positions.unsqueeze(-1) * self.rope.inv_freq
+        cos, sin = angles.cos(), angles.sin()
+        if self.rope.attention_scaling != 1:
+            cos, sin = cos * self.rope.attention_scaling, sin * self.rope.attention_scaling
+        rotation = torch.stack((cos, -sin, sin, cos), -2).to(weights.dtype).unflatten(-2, (2, 2))
+        return weights.unflatten(-1, (2, -1))[:, None, :, None, None] * rotation.unsqueeze(1)
 
     def context(self, features: Tensor) -> Tensor:
         """H [b, w, d] of the target's features [b, w, m*d] (layers in target_layer_ids' order)."""
         return self.hidden_norm(self.fc(features))
 
-    def context_keys_values(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each layer's context keys and values, [b, h_kv, w, head_dim], of features at positions [b, w]."""
-        context = self.context(features)
-        cos, sin = self.rotations(positions, context.dtype)
-        return [layer.self_attn.keys_values(context, cos, sin) for layer in self._layers()]
+    def context_keys_values(self, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """All layers' context keys and values of features at positions [b, w], [layers, b, h_kv, w, head_dim] each."""
+        context, config = self.context(features), self.config
+        keys, values = self._context_heads(context)
+        weights = torch.stack([layer.self_attn.k_norm.weight for layer in self._layers()]).unsqueeze(1)
+        turns = self.turns(weights, positions)
+        return turned_heads(keys, config.num_key_value_heads, turns, config.rms_norm_eps), values.transpose(2, 3)
+
+    def _context_heads(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """All layers' keys of context rows [b, w, d], as projected, and values: [layers, b, w, h_kv, head_dim] each.
+
+        Behind the heads of the keys there may be others.
+        """
+        layers, joint, heads = self._layers(), self._joint, self.config.num_key_value_heads
+        if joint is None or not joint.usable:
+            projections = zip(*(layer.self_attn.projections[1:] for layer in layers), strict=True)
+            keys, values = (torch.stack([projection(context) for projection in kind]) for kind in projections)
+            return keys.unflatten(-1, (heads, -1)), values.unflatten(-1, (heads, -1))
+        own = slice(self.config.num_attention_heads * self.config.head_dim, None)
+        weights = joint.weight.unflatten(0, (len(layers), -1))[:, own].transpose(1, 2)
+        rows = context.flatten(0, 1).expand(len(layers), -1, -1)
+        if joint.bias is None:
+            projected = torch.bmm(rows, weights)
+        else:
+            projected = torch.baddbmm(joint.bias.unflatten(0, (len(layers), 1, -1))[..., own], rows, weights)
+        both = projected.unflatten(1, context.shape[:2]).unflatten(-1, (2 * heads, -1))
+        return both, both[..., heads:, :]
 
     def forward(self, x: Tensor, positions: Tensor, attend_to: AttendTo, masks: list[Tensor]) -> Tensor:
         """Final normed hidden states [b, w, d] of block rows x [b, w, d] at absolute positions [b, w].
 
-        attend_to adds a layer's context to the block's own keys and values; masks has one boolean mask a
-        layer, [b, 1, w or 1, n], True where a row may look.
+        attend_to adds a layer's context to the block's own keys and values; masks has one a layer, from
+        ``DraftConfig.mask_of``: [b, 1, heads / kv_heads * w, n], 0 where a row may look and -inf elsewhere. Where no
+        gradients are recorded x is overwritten.
         """
-        cos, sin = self.rotations(positions, x.dtype)
+        turns = self._block_turns(positions)
         for index, layer in enumerate(self._layers()):
-            x = layer(x, cos, sin, partial(attend_to, index), masks[index])
+            x = layer(x, turns[index], partial(attend_to, index), masks[index])
         return self.norm(x)
+
+    def _block_turns(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """Each layer's turns of its query heads and, behind them, its key heads."""
+        config, norms = self.config, []
+        for layer in self._layers():
+            norms += config.num_attention_heads * [layer.self_attn.q_norm.weight]
+            norms += config.num_key_value_heads * [layer.self_attn.k_norm.weight]
+        return self.turns(torch.stack(norms).unflatten(0, (config.num_layers, -1)), positions).unbind(0)
 
     def _layers(self) -> list[Any]:
         return list(self.layers)
@@ -247,10 +322,24 @@ def visible(
     return seen
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE of x [b, h, w, head_dim] in the half-split layout; the whole head is rotated."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+def turned_heads(x: Tensor, count: int, turns: Tensor, eps: float) -> Tensor:
+    """The first `count` heads of x [..., w, h, head_dim], normed and rotated: [..., count, w, head_dim].
+
+    turns [..., count or 1, w, 2, 2, head_dim / 2] from ``Backbone.turns``: RoPE in the half-split layout. The result
+    lies in memory as turns of `count` heads do, so that heads of a group are rows of one matrix without a copy.
+    """
+    # All heads are normed, values too: on a GPU a part of x would have to be copied first.
+    normed = F.rms_norm(x, x.shape[-1:], eps=eps)[..., :count, :].transpose(-3, -2)
+    first, second = (turns * normed.unflatten(-1, (1, 2, -1))).unbind(-2)
+    return (first + second).flatten(-2)
+
+
+def _add_product(x: Tensor, linear: nn.Linear, rows: Tensor) -> Tensor:
+    """x + linear(rows); without gradients the product is added to x in place, as its own last step."""
+    if torch.is_grad_enabled() or type(linear) is not nn.Linear or linear.bias is not None:
+        return x + linear(rows)
+    x.view(-1, x.shape[-1]).addmm_(rows.flatten(0, -2), linear.weight.t())
+    return x
 
 
 def _rotary(config: DraftConfig) -> Qwen3RotaryEmbedding:

@@ -54,6 +54,7 @@ class BlockDraft(ABC):
         self.name = name
         self.revision = revision
         self.files = files
+        module.join()
 
     @abstractmethod
     def propose_after(
@@ -128,6 +129,7 @@ class BlockDraft(ABC):
             device=self.device,
             num_slots=num_slots,
             max_length=max_length,
+            together=True,
         )
 
     @torch.inference_mode()
@@ -146,8 +148,7 @@ class BlockDraft(ABC):
         before anything reads them.
         """
         cache.begin(positions, slots, kv_length=kv_length)
-        for layer, (keys, values) in enumerate(self.module.context_keys_values(features.to(self.dtype), positions)):
-            cache.write(layer, keys, values)
+        cache.write_layers(*self.module.context_keys_values(features.to(self.dtype), positions))
 
     @torch.inference_mode()
     def propose(
@@ -188,14 +189,15 @@ class BlockDraft(ABC):
         return hidden if self.config.sample_from_anchor else hidden[:, 1:]
 
     def masks(self, starts: Tensor, positions: Tensor, kv_length: int) -> list[Tensor]:
-        """Each layer's boolean mask [b, 1, block_size or 1, kv_length]; key j of a slot is position j."""
+        """Each layer's mask as ``Backbone.forward`` takes it, n = kv_length; key j of a slot is position j."""
         config, key = self.config, torch.arange(kv_length, device=starts.device)
         made: dict[tuple[bool, int | None], Tensor] = {}
         masks = []
         for layer in range(config.num_layers):
             kind = (config.is_causal(layer), config.window(layer))
             if kind not in made:
-                made[kind] = visible(positions, key, starts.unsqueeze(1), self.block_size, *kind).unsqueeze(1)
+                seen = visible(positions, key, starts.unsqueeze(1), self.block_size, *kind)
+                made[kind] = config.mask_of(seen.expand(-1, self.block_size, -1), self.dtype)
             masks.append(made[kind])
         return masks
 

@@ -66,15 +66,16 @@ class DFlash2Layer(Layer):
         super().__init__(config)
         self.attention_conv, self.mlp_conv = GroupedDynamicConv(config), GroupedDynamicConv(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor, attend_to: AttendToOwn, mask: Tensor) -> Tensor:
         """See ``Layer.forward``."""
         normed = self.input_layernorm(x)
         deltas = self.attention_conv.deltas(normed)
-        out = self.attend(self.attention_conv(normed, deltas, 0), cos, sin, attend_to, mask)
-        x = x + self.attention_conv(out, deltas, 1)
+        rows = self.self_attn(self.attention_conv(normed, deltas, 0), turns, attend_to, mask)
+        x = x + self.attention_conv(self.self_attn.o_proj(rows), deltas, 1)
         normed = self.post_attention_layernorm(x)
         deltas = self.mlp_conv.deltas(normed)
-        return x + self.mlp_conv(self.mlp(self.mlp_conv(normed, deltas, 0)), deltas, 1)
+        inner = self.mlp(self.mlp_conv(normed, deltas, 0))
+        return x + self.mlp_conv(self.mlp.down_proj(inner), deltas, 1)
 
 
 class CandidateSelector(nn.Module):

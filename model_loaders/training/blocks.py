@@ -56,15 +56,15 @@ class _Blocks(torch.nn.Module):
 
     def forward(self, x: Tensor, features: Tensor, positions: Tensor) -> Tensor:
         at = torch.arange(features.shape[1], device=x.device).expand(features.shape[0], -1)
-        context = self.module.context_keys_values(features, at)
+        context_keys, context_values = (part.unbind(0) for part in self.module.context_keys_values(features, at))
 
         def attend_to(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.cat([context[layer][0], keys], 2), torch.cat([context[layer][1], values], 2)
+            return torch.cat([context_keys[layer], keys], 2), torch.cat([context_values[layer], values], 2)
 
-        return self.module(x, positions.flatten(1), attend_to, self._masks(positions, features.shape[1]))
+        return self.module(x, positions.flatten(1), attend_to, self._masks(positions, features.shape[1], x.dtype))
 
-    def _masks(self, positions: Tensor, length: int) -> list[Tensor]:
-        """Each layer's boolean mask [b, 1, A*B, L + A*B] for block positions [b, A, B]."""
+    def _masks(self, positions: Tensor, length: int, dtype: torch.dtype) -> list[Tensor]:
+        """Each layer's mask, n = L + A*B, for block positions [b, A, B]."""
         config, (b, count, block) = self.module.config, positions.shape
         query = positions.flatten(1).unsqueeze(-1)
         start = positions[..., :1].expand(-1, -1, block).flatten(1).unsqueeze(-1)
@@ -83,6 +83,6 @@ class _Blocks(torch.nn.Module):
                 if window is not None:
                     context = context & (query - key < window)
                     inside = inside & (distance.abs() < window)
-                made[kind] = torch.cat([context, inside], -1).unsqueeze(1)
+                made[kind] = config.mask_of(torch.cat([context, inside], -1), dtype)
             masks.append(made[kind])
         return masks
