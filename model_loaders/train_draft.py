@@ -269,6 +269,12 @@ def measure(args: argparse.Namespace, target: Any, held_out: Sequence[Text]) -> 
         "T=1": {"temperature": 1.0},
         "T=1, drafts sampled": {"temperature": 1.0, "proposal": "sample"},
         "T=1, top_k 64, top_p 0.95": {"temperature": 1.0, "top_k": 64, "top_p": 0.95},
+        "T=1, top_k 64, top_p 0.95, drafts sampled": {
+            "temperature": 1.0,
+            "top_k": 64,
+            "top_p": 0.95,
+            "proposal": "sample",
+        },
         "greedy, shuffled features": {"temperature": 0.0, "shuffle_features": True},
     }
     everything = [prompt for prompts in sets.values() for prompt in prompts]

@@ -42,7 +42,7 @@ def test_the_method_and_its_figures(tmp_path, kind):
     assert type(draft) is METHODS[method]
     assert draft.method == method
     assert (draft.block_size, draft.mask_token_id, draft.target_layer_ids) == (BLOCK, MASK, TAPS)
-    assert draft.draws_by_default == (method != "dflash")
+    assert draft.draws_by_default
     assert len(draft.sha256) == 64
 
 

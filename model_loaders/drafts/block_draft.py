@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model_loaders.drafts.backbone import Backbone, DraftConfig, visible
-from model_loaders.drafts.proposal import Drafted, ProposalLaw
+from model_loaders.drafts.proposal import Drafted, Draws, ProposalLaw
 from model_loaders.kv_cache import RowCache, Slots
 
 
@@ -57,9 +57,7 @@ class BlockDraft(ABC):
         module.join()
 
     @abstractmethod
-    def propose_after(
-        self, hidden: Tensor, anchors: Tensor, temperatures: Tensor | None, uniforms: Tensor | None
-    ) -> Drafted:
+    def propose_after(self, hidden: Tensor, anchors: Tensor, draws: Draws | None) -> Drafted:
         """The method's proposal from the hidden states [b, D, d] of its drafts; the rest as ``propose``."""
 
     @property
@@ -159,8 +157,7 @@ class BlockDraft(ABC):
         slots: Slots = None,
         kv_length: int | None = None,
         *,
-        temperatures: Tensor | None = None,
-        uniforms: Tensor | None = None,
+        draws: Draws | None = None,
     ) -> Drafted:
         """Drafts that follow each row's anchor.
 
@@ -168,11 +165,10 @@ class BlockDraft(ABC):
         that is the number of context entries of the row; every one must have been written by ``extend``.
         kv_length: keys to look at, at least max(starts) + num_drafts + 1; None reads it from starts, which waits for
         a CUDA device (inside a CUDA graph pass a fixed one and ``cache.reserve()`` before).
-        temperatures float32 [b]: 0 for a row whose drafts are chosen (argmax), else they are drawn from the draft's
-        law at that temperature with uniforms float64 [b, D] in (0, 1). None: all are chosen, and ``law`` is None.
+        draws: how drafts are drawn from the draft's law; None: all are chosen (argmax), and ``law`` is None.
         """
         hidden = self.hidden(anchors, starts, cache, slots, kv_length)
-        return self.propose_after(hidden, anchors, temperatures, uniforms)
+        return self.propose_after(hidden, anchors, draws)
 
     @torch.inference_mode()
     def hidden(

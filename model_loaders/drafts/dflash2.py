@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from model_loaders.drafts.backbone import AttendToOwn, Backbone, DraftConfig, Layer
 from model_loaders.drafts.block_draft import BlockDraft
-from model_loaders.drafts.proposal import Drafted, ProposalLaw, pick_in_turn
+from model_loaders.drafts.proposal import Drafted, Draws, ProposalLaw, pick_in_turn
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,12 @@ class DFlash2Draft(BlockDraft):
 
     method = "dflash2"
 
-    def propose_after(
-        self, hidden: Tensor, anchors: Tensor, temperatures: Tensor | None, uniforms: Tensor | None
-    ) -> Drafted:
+    def propose_after(self, hidden: Tensor, anchors: Tensor, draws: Draws | None) -> Drafted:
         """See ``BlockDraft.propose_after``."""
         selector = cast(DFlash2Module, self.module).candidate_selector
         logits = self.logits(hidden)
         if selector is None:
-            tokens, probs = pick_in_turn(
-                self.num_drafts, anchors, lambda k, _: logits[:, k], lambda k, i: i, temperatures, uniforms
-            )
+            tokens, probs = pick_in_turn(self.num_drafts, anchors, lambda k, _: logits[:, k], lambda k, i: i, draws)
             return Drafted(tokens, self.law(probs))
         config = cast(DFlash2Config, self.config)
         unary, candidates = logits.float().topk(min(config.selector_top_k, logits.shape[-1]), dim=-1)
@@ -135,7 +131,6 @@ class DFlash2Draft(BlockDraft):
             anchors,
             lambda k, previous: selector(unary[:, k], candidates[:, k], projected[:, k], previous),
             lambda k, index: candidates[:, k].gather(1, index.unsqueeze(1)).squeeze(1),
-            temperatures,
-            uniforms,
+            draws,
         )
         return Drafted(tokens, None if probs is None else ProposalLaw(probs, candidates))

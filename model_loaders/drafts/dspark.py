@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from model_loaders.drafts.backbone import Backbone, DraftConfig
 from model_loaders.drafts.block_draft import BlockDraft
-from model_loaders.drafts.proposal import Drafted, pick_in_turn
+from model_loaders.drafts.proposal import Drafted, Draws, pick_in_turn
 
 VANILLA, GATED, RNN = MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
@@ -100,9 +100,7 @@ class DSparkDraft(BlockDraft):
         """Whether the checkpoint has a confidence head."""
         return cast(DSparkConfig, self.config).confidence_head
 
-    def propose_after(
-        self, hidden: Tensor, anchors: Tensor, temperatures: Tensor | None, uniforms: Tensor | None
-    ) -> Drafted:
+    def propose_after(self, hidden: Tensor, anchors: Tensor, draws: Draws | None) -> Drafted:
         """See ``BlockDraft.propose_after``."""
         module, config = cast(DSparkModule, self.module), cast(DSparkConfig, self.config)
         markov = module.markov_head
@@ -123,7 +121,5 @@ class DSparkDraft(BlockDraft):
                 confidences.append(torch.sigmoid(module.confidence_head(features).float()))
             return corrected
 
-        tokens, probs = pick_in_turn(
-            self.num_drafts, anchors, logits_of, lambda k, index: self.token_of(index), temperatures, uniforms
-        )
+        tokens, probs = pick_in_turn(self.num_drafts, anchors, logits_of, lambda k, index: self.token_of(index), draws)
         return Drafted(tokens, self.law(probs), torch.stack(confidences, 1) if confidences else None)

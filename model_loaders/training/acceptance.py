@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from model_loaders.drafts.block_draft import BlockDraft
+from model_loaders.drafts.proposal import FILTERED_FLOOR, Draws
 
 Proposal = Literal["argmax", "sample"]
 
@@ -61,8 +62,8 @@ def count_rounds(
 
     temperature 0: greedy. top_k, then top_p filter the target's law, as in ordinary sampling. Else proposal
     "argmax" proposes the draft's likeliest tokens and accepts each with the target's probability; "sample"
-    draws them from the draft and accepts with min(1, p/q). shuffle_features: give each row the features of
-    its neighbour; acceptance must collapse.
+    draws them from the draft, as the pipeline does, and accepts with min(1, p/q). shuffle_features: give each row the
+    features of its neighbour; acceptance must collapse.
     """
     device, block, rows = target.device, 1 + draft.num_drafts, len(prompts)
     generator = torch.Generator(device).manual_seed(seed)
@@ -100,7 +101,9 @@ def count_rounds(
         how: dict[str, Any] = {}
         if sampled:
             coins = torch.rand(rows, block - 1, generator=generator, device=device, dtype=torch.float64)
-            how = {"temperatures": torch.full((rows,), temperature, device=device), "uniforms": coins}
+            floor = 0.0 if top_k is None and top_p >= 1 else FILTERED_FLOOR
+            temperatures, floors = (torch.full((rows,), value, device=device) for value in (temperature, floor))
+            how = {"draws": Draws(temperatures, floors, coins)}
         drafted = draft.propose(anchors, starts, draft_cache, **how)
         drafts = drafted.tokens
         positions = starts.unsqueeze(1) + span

@@ -10,6 +10,7 @@ import gpu
 from pipeline.engine.buckets import top_bucket
 from pipeline.proposer import Proposer
 from pipeline.request import Request
+from pipeline.stages.draft import draws_drafts
 from pipeline.stages.verify import weighed_whole
 from pipeline.state import State
 
@@ -42,10 +43,8 @@ class Features:
         """The parts that these requests need, in a round over slots 0..batch-1."""
         requests = list(requests)
         params = [request.params for request in requests]
-        proposal, order, vocabulary = state.options.proposal, state.options.filter_order, state.target.vocab_size
-        draws = not isinstance(state.draft, Proposer | None) and (
-            proposal == "sample" or (proposal == "auto" and getattr(state.draft, "draws_by_default", False))
-        )
+        order, vocabulary = state.options.filter_order, state.target.vocab_size
+        draws = not isinstance(state.draft, Proposer | None) and draws_drafts(state)
         return cls(
             masks=any(p.keeps_supports for p in params),
             top=top_bucket(max((p.top_logprobs for p in params), default=0)),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import gpu
+from model_loaders.drafts.proposal import Draws
 from pipeline.arrays import array_of
 from pipeline.engine.adjusting import Adjusting
 from pipeline.engine.features import Features
@@ -163,7 +164,7 @@ class Rounds:
             torch.minimum(workspace.num_drafts, counts, out=workspace.num_drafts)
         elif state.draft is not None:
             drafted = state.draft.propose(
-                anchors, starts, state.draft_cache, kv_length=shape.kv_length, **self._draws(shape, workspace)
+                anchors, starts, state.draft_cache, kv_length=shape.kv_length, draws=self._draws(shape, workspace)
             )
             workspace.drafts.copy_(drafted.tokens)
             if drafted.law is not None:
@@ -183,15 +184,16 @@ class Rounds:
             state.draft.extend(output.features, positions, state.draft_cache, kv_length=shape.kv_length)
         return output.logits.contiguous()
 
-    def _draws(self, shape: Shape, workspace: _Workspace) -> dict[str, torch.Tensor]:
+    def _draws(self, shape: Shape, workspace: _Workspace) -> Draws | None:
         if not shape.features.draws:
-            return {}
+            return None
         # A coin for each draft of each round, as in `pipeline.stages.draft`.
         num_drafts = workspace.propose.shape[1]
         positions = self.slots.generated(shape.batch) * num_drafts
         seeds = array_of(self.slots.seeds(shape.batch)).view("uint64")
         gpu.uniforms(seeds, array_of(positions), num_drafts, gpu.PROPOSAL, out=array_of(workspace.propose))
-        return {"temperatures": self.slots.draft_temperatures(shape.batch), "uniforms": workspace.propose}
+        temperatures, floors = self.slots.draft_reals(shape.batch)
+        return Draws(temperatures, floors, workspace.propose)
 
     def _settle(self, shape: Shape, workspace: _Workspace, logits: torch.Tensor, probs: torch.Tensor | None) -> None:
         """Adjust, verify, capture and move on."""

@@ -11,6 +11,7 @@ import torch
 import gpu
 from pipeline.arrays import array_of, send
 from pipeline.request import Request
+from pipeline.stages.draft import proposal_floor
 
 _ANCHOR, _START, _GENERATED, _REMAINING, _SEED = range(5)
 _PHASE, _NUM_DRAFTS = range(2)
@@ -30,6 +31,7 @@ class Slot:
     num_drafts: int = 0
     temperature: float = 0.0
     draft_temperature: float = 0.0
+    draft_floor: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -51,6 +53,7 @@ class Slot:
             num_drafts=max(min(num_drafts, remaining - 1), 0) if begun else 0,
             temperature=params.temperature,
             draft_temperature=0.0 if params.greedy else params.temperature,
+            draft_floor=proposal_floor(params, vocabulary),
             top_k=min(params.top_k or 0, vocabulary),
             top_p=params.top_p,
             min_p=params.min_p,
@@ -74,7 +77,7 @@ class Slots:
         self._reals = torch.zeros(3, num_slots, width, dtype=torch.float32, device=device)
         self._reals[TOP_P] = 1.0
         self._top_k = torch.zeros(num_slots, width, dtype=torch.int32, device=device)
-        self._draft_temperature = torch.zeros(num_slots, dtype=torch.float32, device=device)
+        self._draft_reals = torch.zeros(2, num_slots, dtype=torch.float32, device=device)
         self._wanted = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def write(self, slots: Mapping[int, Slot]) -> None:
@@ -93,8 +96,8 @@ class Slots:
         self._reals.index_copy_(1, at, self._widened(send(reals, self.device)))
         top_k = np.array([row.top_k for row in rows], np.int32)
         self._top_k.index_copy_(0, at, self._widened(send(top_k, self.device)))
-        drawn = np.array([row.draft_temperature for row in rows], np.float32)
-        self._draft_temperature.index_copy_(0, at, send(drawn, self.device))
+        drawn = np.array([[row.draft_temperature, row.draft_floor] for row in rows], np.float32).T
+        self._draft_reals.index_copy_(1, at, send(drawn, self.device))
         wanted = np.array([row.wanted for row in rows], np.bool_)
         self._wanted.index_copy_(0, at, send(wanted, self.device))
 
@@ -105,7 +108,7 @@ class Slots:
             (self._ints, 1),
             (self._reals, 1),
             (self._top_k, 0),
-            (self._draft_temperature, 0),
+            (self._draft_reals, 1),
             (self._wanted, 0),
         ):
             tensor.select(dim, target).copy_(tensor.select(dim, source))
@@ -138,9 +141,9 @@ class Slots:
         """bool [batch]: whose supports are recorded."""
         return self._wanted[:batch]
 
-    def draft_temperatures(self, batch: int) -> torch.Tensor:
-        """float32 [batch], 0 for greedy requests."""
-        return self._draft_temperature[:batch]
+    def draft_reals(self, batch: int) -> torch.Tensor:
+        """Temperatures, 0 for greedy requests, and floors of what is proposed, float32 [2, batch]."""
+        return self._draft_reals[:, :batch]
 
     def policy(self, batch: int, width: int) -> list[torch.Tensor]:
         """temperature, top_k, top_p, min_p of every row, [batch * width] each."""

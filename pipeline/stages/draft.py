@@ -6,11 +6,27 @@ import numpy as np
 import torch
 
 import gpu
+from model_loaders.drafts.proposal import FILTERED_FLOOR, Draws
 from pipeline.arrays import array_of
+from pipeline.params import SamplingParams
 from pipeline.proposer import Contexts, Proposer, checked
 from pipeline.records import Proposal
 from pipeline.request import Request
 from pipeline.state import State
+
+
+def draws_drafts(state: State) -> bool:
+    """Whether sampled requests get drawn drafts."""
+    wanted = state.options.proposal
+    return wanted == "sample" or (wanted == "auto" and getattr(state.draft, "draws_by_default", False))
+
+
+def proposal_floor(params: SamplingParams, vocabulary: int) -> float:
+    """The least share of the likeliest draft's probability that a drawn one of a request has."""
+    whole = params.top_k is None or params.top_k >= vocabulary
+    if params.greedy or (whole and params.top_p >= 1 and params.min_p == 0):
+        return 0.0
+    return max(FILTERED_FLOOR, params.min_p)
 
 
 class Draft:
@@ -40,7 +56,7 @@ class Draft:
             starts,
             state.draft_cache,
             kv_length=max(request.cached for request in requests) + state.block_size,
-            **{name: torch.from_numpy(values).to(device) for name, values in self._draws(state, requests).items()},
+            draws=self._draws_of(state, requests, device),
         )
         rule = state.options.draft_lengths
         if rule is not None:
@@ -56,16 +72,20 @@ class Draft:
     def _from_tokens(self, state: State, proposer: Proposer, requests: list[Request], room: np.ndarray) -> Proposal:
         """The drafts of a method that reads tokens; the block is as wide as its longest row."""
         batch, most = len(requests), state.block_size - 1
-        draws = self._draws(state, requests) or {
-            "temperatures": np.zeros(batch, np.float32),
-            "uniforms": self._uniforms(requests, most),
-        }
+        drawn = draws_drafts(state)
+        temperatures = [r.params.temperature if drawn and not r.params.greedy else 0.0 for r in requests]
         rows = [np.concatenate([r.prompt.token_ids, np.array(r.token_ids, np.int32)]) for r in requests]
         lengths = np.array([len(row) for row in rows], np.int32)
         token_ids = np.full((batch, lengths.max(initial=1)), -1, np.int32)
         for into, row in zip(token_ids, rows, strict=True):
             into[: len(row)] = row
-        contexts = Contexts(token_ids, lengths, **draws, vocab_size=state.target.vocab_size)
+        contexts = Contexts(
+            token_ids,
+            lengths,
+            np.array(temperatures, np.float32),
+            self._uniforms(requests, most),
+            vocab_size=state.target.vocab_size,
+        )
         tokens, num_drafts, probs = checked(proposer.propose(contexts), proposer, contexts)
         num_drafts = np.minimum(num_drafts, room)
         width = int(num_drafts.max(initial=0))
@@ -73,18 +93,15 @@ class Draft:
         return Proposal(requests, np.ascontiguousarray(tokens[:, :width]), num_drafts, probs)
 
     @classmethod
-    def _draws(cls, state: State, requests: list[Request]) -> dict[str, np.ndarray]:
-        """Temperatures and coins of the requests whose drafts are drawn; nothing where none are."""
-        wanted = state.options.proposal
-        if wanted == "argmax" or (wanted == "auto" and not getattr(state.draft, "draws_by_default", False)):
-            return {}
-        if all(request.params.greedy for request in requests):
-            return {}
+    def _draws_of(cls, state: State, requests: list[Request], device: torch.device) -> Draws | None:
+        """How the requests' drafts are drawn; None where none are."""
+        if not draws_drafts(state) or all(request.params.greedy for request in requests):
+            return None
         temperatures = [0.0 if request.params.greedy else request.params.temperature for request in requests]
-        return {
-            "temperatures": np.array(temperatures, dtype=np.float32),
-            "uniforms": cls._uniforms(requests, state.block_size - 1),
-        }
+        floors = [proposal_floor(request.params, state.target.vocab_size) for request in requests]
+        columns = np.array(temperatures, np.float32), np.array(floors, np.float32)
+        coins = cls._uniforms(requests, state.block_size - 1)
+        return Draws(*(torch.from_numpy(values).to(device) for values in (*columns, coins)))
 
     @staticmethod
     def _uniforms(requests: list[Request], num_drafts: int) -> np.ndarray:
