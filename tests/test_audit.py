@@ -63,7 +63,8 @@ class SampledDrafts:
 
 
 def a_pipe(path, vocab_size=320, **options):
-    pipe = pipes.pipe(path != "ordinary", vocab_size, **{"allow_unbounded_support": True} | options)
+    options = {"allow_unbounded_support": True, "proposal": "argmax"} | options
+    pipe = pipes.pipe(path != "ordinary", vocab_size, **options)
     if path == "good draft":
         pipe.stages["draft"] = pipes.PerfectDrafts(vocab_size)
     if path == "sampled draft":

@@ -367,7 +367,7 @@ def test_the_draft_sees_what_a_fresh_one_would():
     def spoil(ids, scores):
         return scores * (np.nan if ids.shape[1] > 9 else 1.0)
 
-    pipe = pipes.pipe(max_batch=3)
+    pipe = pipes.pipe(max_batch=3, proposal="argmax")
     target, draft = pipe.state.target, pipe.state.draft
     proposals = []
 

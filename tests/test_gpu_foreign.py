@@ -94,6 +94,7 @@ def test_kernels_go_to_the_stream():
     assert cupy.cuda.get_current_stream().ptr != stream.cuda_stream
 
 
+@pytest.mark.gpu
 def test_memory_goes_back():
     import cupy
 

@@ -59,7 +59,7 @@ def test_a_worker_with_another_pipeline_is_refused(tmp_path, prompts):
     with Job(tmp_path / "job", prompts, PARAMS, shard_size=4) as job:
         job.begin(pipeline_parts(loaded()))
         made_of = (str(tmp_path / "job"), str(prompts), keywords_of(PARAMS))
-        with pytest.raises(InvalidRequest, match=r"options sha256=.*max_batch=2, expected 3"):
+        with pytest.raises(InvalidRequest, match=r"max_batch=2, expected 3.*options sha256="):
             ShardWorker(*made_of, load_arguments(max_batch=2), job.provenance)
 
 
