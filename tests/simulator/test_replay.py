@@ -6,7 +6,8 @@ import torch
 
 from gpu.device.memory import SimulatedArray
 from pipeline import SamplingMask
-from pipeline.replay import Supports, arrays, entries
+from pipeline.arrays import array_of
+from pipeline.replay import Supports, entries
 from tests import device_replay
 from tests.simulator.backend import Simulated
 
@@ -45,7 +46,7 @@ def test_torchs_operations(dtype, monkeypatch):
 
     def on_device(tensor):
         launched.append(tensor)
-        return arrays.array_of(tensor).view(SimulatedArray)
+        return array_of(tensor).view(SimulatedArray)
 
     monkeypatch.setattr(entries, "array_of", on_device)
     for got, want in zip(run(), expected, strict=True):
