@@ -73,8 +73,8 @@ def measure(logits: torch.Tensor, mask: SamplingMask, taken: np.ndarray, repeats
                 for name in ("total_ms", "forward_ms", "backward_ms")
             } | {
                 "runs": repeats,
-                "extra_mb": round(extra / 1e6, 1),
-                "extra_mb_without_the_gradient": round((extra - gradient) / 1e6, 1),
+                "extra_mb": extra / 1e6,  # not rounded: a small case's ratio needs its bytes
+                "extra_mb_without_the_gradient": (extra - gradient) / 1e6,
             }
             assert logits.grad is not None
             kept[way] = logprobs_of(logits.detach()), logits.grad[rows]

@@ -87,6 +87,7 @@ def test_the_whole_command_and_a_part_that_fails(tmp_path, monkeypatch):
     figures = json.loads((tmp_path / "engine.json").read_text())["figures"]
     assert list(figures["errors"]) == [STATIC]
     assert figures["not_run"] == []
+    assert {name: len(sha256) for name, sha256 in figures["drafts"].items()} == {"own": 64}
     assert len(figures["arms"]) == 2 * (2 + 2)
     assert all(arm["tokens_a_round"] >= 1 and arm["ms_a_round"] > 0 for arm in figures["arms"].values())
     assert set(figures["masks_on_over_off"]) == {"ordinary", "own"}

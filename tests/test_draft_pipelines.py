@@ -20,7 +20,8 @@ THRESHOLD = ConfidenceThreshold(0.5)
 SCHEDULE = ThroughputSchedule([1, 4, 64], [1.0, 1.1, 9.0])
 # By name: the kind of draft, and the options that make it a path of its own.
 PATHS = {
-    "dflash, drawn": ("dflash", {"proposal": "sample"}),
+    "dflash": ("dflash", {}),
+    "dflash, chosen": ("dflash", {"proposal": "argmax"}),
     "dflash2": ("dflash2", {}),
     "dflash2, chosen": ("dflash2", {"proposal": "argmax"}),
     "dflash2, no selector": ("dflash2 convolutions only", {}),
@@ -29,7 +30,7 @@ PATHS = {
     "dspark rnn, chosen": ("dspark rnn", {"proposal": "argmax"}),
     "dspark rank 0": ("dspark rank 0", {}),
     "specforge": ("specforge borrowed", {}),
-    "speculators dflash, drawn": ("speculators dflash", {"proposal": "sample"}),
+    "speculators dflash": ("speculators dflash", {}),
     "speculators dspark": ("speculators dspark", {}),
     "threshold": ("dspark rnn", {"draft_lengths": THRESHOLD}),
     "schedule": ("dspark vanilla", {"draft_lengths": SCHEDULE}),
@@ -180,8 +181,8 @@ def test_a_draft_that_overflows_ends_its_request_and_no_other():
 
 
 LAW_PATHS = (
-    "dflash, drawn", "dflash2", "dspark vanilla", "dspark gated", "dspark rank 0", "speculators dspark", "threshold",
-    "schedule",
+    "dflash", "dflash, chosen", "dflash2", "dspark vanilla", "dspark gated", "dspark rank 0", "speculators dspark",
+    "threshold", "schedule",
 )  # fmt: skip
 LAW_SCHEDULE = ThroughputSchedule([1, 10_000], [1.0, 4.0])
 

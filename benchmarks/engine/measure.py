@@ -31,7 +31,7 @@ class Measurement:
         self.options = options
         self.deadline = time.monotonic() + options.seconds
         self.figures: dict[str, Any] = {
-            "target": options.target, "drafts": options.draft, "tokens": options.tokens,
+            "target": options.target, "drafts": {}, "tokens": options.tokens,
             "temperatures": options.temperatures, "proposal": options.proposal, "compile": options.compile,
             "arms": {}, "peak_gb": {}, "peers": {}, "masks_on_over_off": {}, "soak": {}, "ratios": {},
             "errors": {}, "not_run": [], "seconds": {},
@@ -46,7 +46,9 @@ class Measurement:
         if not self._part("loading the target", self._load_target):
             return self._write()
         for draft in options.draft:
-            self._part(f"loading {draft}", lambda draft=draft: self._load_draft(draft))
+            name, _, folder = draft.rpartition("=")
+            # By name, not place: a path says nothing elsewhere.
+            self._part(f"loading {name or Path(folder).name}", lambda n=name, f=folder: self._load_draft(n, f))
         planned = cases(options.batches, options.temperatures, options.settings)
         asked = [case for case in planned if case.batch == options.batches[0]]
         for case in asked:
@@ -96,10 +98,10 @@ class Measurement:
         self.target = load_target(self.options.target, device=self.options.device)
         self.figures |= {"dtype": str(self.target.dtype), "weights_gb": held.peak() / 1e9}
 
-    def _load_draft(self, text: str) -> None:
-        name, _, folder = text.rpartition("=")
+    def _load_draft(self, name: str, folder: str) -> None:
         draft = load_draft(folder, self.target)
         self.drafts[name or draft.method] = draft
+        self.figures["drafts"][name or draft.method] = draft.sha256
 
     def _options(self, batch: int, draft: Any) -> dict[str, Any]:
         proposal = {} if draft is None else {"proposal": self.options.proposal}

@@ -153,7 +153,7 @@ def batch_loss(
             loss = loss + sure.detach()
             made.append((sure, None))
         if backward:
-            torch.autograd.backward([made_ for made_, _ in made], [gradient for _, gradient in made])
+            torch.autograd.backward([root for root, _ in made], [gradient for _, gradient in made])
         found.append((loss, compared.guesses == rows.tokens, compared.mass, 1 - 0.5 * compared.distances))
     if backward:
         used = [(out, leaf.grad) for out, leaf in zip(flat, leaves, strict=True) if leaf.grad is not None]
