@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.prompts import first_turns
 from benchmarks.report import RESULTS, insert_into, write
 from model_loaders import Target, load_draft, load_target
 from pipeline import Rollout, SamplingParams, SpeculativePipeline
-from pipeline.prompt_file import PromptReader, scan_prompts
 from pipeline.prompts import Prompted
 
 NAME = "acceptance"
@@ -89,16 +89,6 @@ def main() -> None:
     print(f"written to {write(NAME, figures)}; not run: {figures['not_run']}; failed: {list(figures['errors'])}")
     if figures["errors"]:
         raise SystemExit(1)
-
-
-def first_turns(path: Path, count: int) -> list[Prompted]:
-    """The first `count` prompts of a file. ValueError if it has none."""
-    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
-    if lines and all(isinstance(one, dict) and one.get("turns") for one in lines):
-        return [[{"role": "user", "content": one["turns"][0]}] for one in lines[:count]]
-    params = SamplingParams()
-    shard = scan_prompts(path, params, count).shards[0]
-    return [one.prompt for one in PromptReader(path, params).read(shard)[:count]]
 
 
 def sampling(options: argparse.Namespace, temperature: float) -> SamplingParams:

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.acceptance import accepted_drafts, first_turns, line, measure, table
+from benchmarks.acceptance import accepted_drafts, line, measure, table
+from benchmarks.prompts import first_turns
 from pipeline import SamplingParams
 from tests import pipes
 

@@ -9,7 +9,7 @@ from benchmarks.engine.__main__ import main
 from benchmarks.engine.arms import share_of_later_half
 from benchmarks.engine.comparisons import ratios, soak
 from benchmarks.engine.peers import COMPILED, EAGER, MODES, STATIC
-from benchmarks.engine.plan import SETTINGS, cases
+from benchmarks.engine.plan import SETTINGS, asked_for, cases
 from pipeline import SamplingParams
 from pipeline.rollout import SamplingMask
 from tests import engines, pipes
@@ -27,9 +27,17 @@ def test_the_most_asked_for_comes_first():
         "dflash, filtered, T=1, batch 8",
         "dflash, off, greedy, batch 8",
         "dflash, top-K 32, greedy, batch 8",
-        "dflash, off, T=1, batch 1",
+        "dflash, top-K 128, greedy, batch 8",
     ]
-    assert len(planned) == 4 + 2 + 4
+    assert [case.batch for case in planned] == 2 * 4 * [8] + 4 * [1]
+
+
+def test_prompts_of_data_sets_take_turns(tmp_path):
+    for name, count in (("a", 2), ("b", 5)):
+        lines = [json.dumps({"turns": [f"{name}{i}"]}) for i in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    found = asked_for(pipes.target(), 2, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert [one[0]["content"] for one in found] == ["a0", "b0", "a1", "b1", "b2", "b3", "a0", "b0"]
 
 
 def test_the_soak_counts_every_mask():

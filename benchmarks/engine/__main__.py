@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=engine.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="demo")
     parser.add_argument("--draft", nargs="*", default=["demo"], metavar="[NAME=]DRAFT", help="as load_draft takes them")
+    parser.add_argument("--prompts", type=Path, nargs="*", default=[], metavar="FILE", help="data sets to decode")
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 32, 1])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.engine.arms import ENGINES, Arm, HeldMemory
 from benchmarks.engine.comparisons import on_over_off, ratios, soak
 from benchmarks.engine.peers import COMPILED, EAGER, STATIC, Peer
-from benchmarks.engine.plan import BRIEF, ORDINARY, Case, cases, prompts_for
+from benchmarks.engine.plan import BRIEF, ORDINARY, Case, asked_for, cases
 from benchmarks.report import write
 from model_loaders import load_draft, load_target
 from pipeline import SpeculativePipeline
@@ -33,6 +33,7 @@ class Measurement:
         self.figures: dict[str, Any] = {
             "target": options.target, "drafts": {}, "tokens": options.tokens,
             "temperatures": options.temperatures, "proposal": options.proposal, "compile": options.compile,
+            "prompts": [path.stem for path in options.prompts] or "the demo's questions, EOS ignored",
             "arms": {}, "peak_gb": {}, "peers": {}, "masks_on_over_off": {}, "soak": {}, "ratios": {},
             "errors": {}, "not_run": [], "seconds": {},
         }  # fmt: skip
@@ -115,20 +116,22 @@ class Measurement:
         if key not in self._pipes:
             held, draft = HeldMemory(), self.drafts[method]
             pipe = SpeculativePipeline(self.target, draft, **self._options(case.batch, draft))
-            prompts = prompts_for(self.target, case.batch)
             for setting in BRIEF:
-                Arm(pipe, prompts, Case(case.batch, case.temperature, setting).params(self.options.tokens)).warm_up()
+                self._arm(pipe, Case(case.batch, case.temperature, setting)).warm_up()
             self.figures["peak_gb"][f"{method}, batch {case.batch}"] = held.peak() / 1e9
             self._pipes[key] = pipe
         return self._pipes[key]
 
+    def _arm(self, pipe: SpeculativePipeline, case: Case) -> Arm:
+        files = self.options.prompts
+        return Arm(pipe, asked_for(self.target, case.batch, files), case.params(self.options.tokens, not files))
+
     def _case(self, case: Case) -> None:
         """A setting's arms, in turn."""
-        prompts, params = prompts_for(self.target, case.batch), case.params(self.options.tokens)
         arms, failed = {}, {}
         for method in self.drafts:
             try:
-                arms[method] = Arm(self._pipe(method, case), prompts, params)
+                arms[method] = self._arm(self._pipe(method, case), case)
                 arms[method].warm_up()
             except Exception as error:  # the other methods go on
                 failed[method] = error
@@ -158,7 +161,8 @@ class Measurement:
 
     def _peer(self, mode: str) -> None:
         options = self.options
-        run = Peer(options.target, self.target, options.peer_batch, options.peer_tokens).rate_in(mode)
+        prompts = asked_for(self.target, options.peer_batch, options.prompts)[: options.peer_batch]
+        run = Peer(options.target, self.target, prompts, options.peer_tokens).rate_in(mode)
         for _ in range(2 if mode == COMPILED else 1):
             run()
         rates = [run() for _ in range(2)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engine.arms import synchronize
-from benchmarks.engine.plan import prompts_for
 from model_loaders import Target
 from model_loaders.demo_model import demo_target_folder
 
@@ -23,12 +22,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Peer:
-    """transformers' own model; greedy, one batch, padded on the left."""
+    """transformers' own model; greedy, the prompts as one batch, padded on the left."""
 
-    def __init__(self, name: str, target: Target, batch: int, tokens: int):
+    def __init__(self, name: str, target: Target, prompts: Sequence[Any], tokens: int):
         source = demo_target_folder() if name == "demo" else name
         self.model = AutoModelForCausalLM.from_pretrained(source, dtype=target.dtype).to(target.device).eval()
-        prompts = prompts_for(target, batch)
         rows = [prompt if isinstance(prompt[0], int) else target.render_chat(prompt) for prompt in prompts]
         longest = max(map(len, rows))
         self.ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=target.device)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from benchmarks.prompts import in_turn
 from model_loaders import Target
 from pipeline import SamplingParams
 from pipeline.demo import QUESTIONS
@@ -18,6 +20,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 BRIEF = ("off", "top-K 32")
 ORDINARY = "ordinary"
+WAVES = 4
+"""Prompts of data sets a slot, in a run: they end where they end, so slots are filled again."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,10 @@ class Case:
         """The name of a method's arm."""
         return f"{method}, {self.setting}, {kind(self.temperature)}, batch {self.batch}"
 
-    def params(self, tokens: int) -> SamplingParams:
+    def params(self, tokens: int, ignore_eos: bool) -> SamplingParams:
         """For every request."""
         return SamplingParams(
-            temperature=self.temperature, seed=0, max_new_tokens=tokens, ignore_eos=True, **SETTINGS[self.setting]
+            temperature=self.temperature, seed=0, max_new_tokens=tokens, ignore_eos=ignore_eos, **SETTINGS[self.setting]
         )
 
 
@@ -46,12 +50,13 @@ def kind(temperature: float) -> str:
 
 def cases(batches: Sequence[int], temperatures: Sequence[float], settings: Sequence[str]) -> list[Case]:
     """All of them, the most asked for first."""
-    found = []
-    for batch in batches:
-        for temperature in temperatures if batch == batches[0] else temperatures[:1]:
-            of_it = settings if temperature == temperatures[0] else [name for name in settings if name in BRIEF]
-            found += [Case(batch, temperature, setting) for setting in of_it]
-    return found
+    of_first = [Case(batches[0], temperature, setting) for temperature in temperatures for setting in settings]
+    return of_first + [Case(batch, temperatures[0], setting) for batch in batches[1:] for setting in settings]
+
+
+def asked_for(target: Target, batch: int, files: Sequence[Path]) -> list[Any]:
+    """What a run of the arms asks: `batch` of the demo's questions, or four times as many prompts of data sets."""
+    return in_turn(files, WAVES * batch) if files else prompts_for(target, batch)
 
 
 def prompts_for(target: Target, count: int) -> list[Any]:
