@@ -61,6 +61,14 @@ class JointLinear:
         return type(None), ()
 
 
+def add_product(x: Tensor, linear: nn.Linear, rows: Tensor) -> Tensor:
+    """x + linear(rows), [..., outputs]; without gradients the product is added to x in place, as its own last step."""
+    if torch.is_grad_enabled() or type(linear) is not nn.Linear or linear.bias is not None:
+        return x + linear(rows)
+    x.view(-1, x.shape[-1]).addmm_(rows.flatten(0, -2), linear.weight.t())
+    return x
+
+
 def _in_one(parameters: Sequence[Tensor]) -> Tensor:
     """One tensor that holds these one behind another; they become views of it."""
     whole = torch.cat([parameter.detach() for parameter in parameters])

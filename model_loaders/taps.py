@@ -17,8 +17,10 @@ from torch import nn
 class LayerTaps:
     """Forward hooks on the tapped layers only; each forward overwrites what they hold."""
 
-    def __init__(self, layers: Sequence[nn.Module], layer_ids: Sequence[int]):
+    def __init__(self, layers: Sequence[nn.Module], layer_ids: Sequence[int], overwritten: bool = False):
         """`layers`: the decoder layers in order. `layer_ids`: each in -1..len(layers)-1, distinct.
+
+        overwritten: a layer's output doesn't outlive the next layer, so what is tapped is copied.
 
         Raises ValueError (`layer_ids=value, expected ...`).
         """
@@ -27,6 +29,7 @@ class LayerTaps:
             raise ValueError(f"layer_ids={list(self.layer_ids)}, expected each in -1..{len(layers) - 1}")
         if len(set(self.layer_ids)) != len(self.layer_ids):
             raise ValueError(f"layer_ids={list(self.layer_ids)}, expected distinct ids")
+        self._overwritten = overwritten
         self._held: dict[int, torch.Tensor] = {}
         self._handles: list[Any] = []
         for i in self.layer_ids:
@@ -55,10 +58,13 @@ class LayerTaps:
         self._held.clear()
 
     def _input_hook(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        self._held[-1] = args[0] if args else kwargs["hidden_states"]
+        self._hold(-1, args[0] if args else kwargs["hidden_states"])
 
     def _output_hook(self, layer_id: int):
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            self._held[layer_id] = output[0] if isinstance(output, tuple) else output
+            self._hold(layer_id, output[0] if isinstance(output, tuple) else output)
 
         return hook
+
+    def _hold(self, layer_id: int, rows: torch.Tensor) -> None:
+        self._held[layer_id] = rows.clone() if self._overwritten else rows

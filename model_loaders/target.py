@@ -27,6 +27,7 @@ from model_loaders.errors import CheckpointError
 from model_loaders.file_checks import num_elements, refuse_larger_model
 from model_loaders.fused_norm import fuse_norms
 from model_loaders.kv_cache import RowCache, Slots
+from model_loaders.lean_layers import lean_layers
 from model_loaders.packed_linear import pack_linears
 from model_loaders.taps import LayerTaps
 from model_loaders.target_checkpoint import (
@@ -102,6 +103,7 @@ class Target:
         self.num_weight_updates = 0
         self.layers = _decoder_layers(model, self.num_layers)
         self._weight_files = tuple(weight_files)
+        self._lean = lean_layers(model, self.layers) > 0 if self.device.type == "cuda" else False
         self._taps = LayerTaps(self.layers, ())
         self._compiled: Any = None
         self._key_index = torch.arange(0, device=self.device)
@@ -147,7 +149,7 @@ class Target:
         """
         if tuple(layer_ids) == self._taps.layer_ids:
             return
-        taps = LayerTaps(self.layers, layer_ids)
+        taps = LayerTaps(self.layers, layer_ids, overwritten=self._lean)
         self._taps.remove()
         self._taps = taps
         self._compiled = None  # the compiler doesn't look at hooks again

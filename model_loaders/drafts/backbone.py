@@ -30,7 +30,7 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from model_loaders.attention import additive_mask, packed_sdpa
-from model_loaders.joint_linear import JointLinear
+from model_loaders.joint_linear import JointLinear, add_product
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -172,8 +172,8 @@ class Layer(nn.Module):
         ``Backbone.forward``.
         """
         rows = self.self_attn(self.input_layernorm(x), turns, attend_to, mask)
-        x = _add_product(x, self.self_attn.o_proj, rows)
-        return _add_product(x, self.mlp.down_proj, self.mlp(self.post_attention_layernorm(x)))
+        x = add_product(x, self.self_attn.o_proj, rows)
+        return add_product(x, self.mlp.down_proj, self.mlp(self.post_attention_layernorm(x)))
 
 
 class Backbone(nn.Module):
@@ -332,14 +332,6 @@ def turned_heads(x: Tensor, count: int, turns: Tensor, eps: float) -> Tensor:
     normed = F.rms_norm(x, x.shape[-1:], eps=eps)[..., :count, :].transpose(-3, -2)
     first, second = (turns * normed.unflatten(-1, (1, 2, -1))).unbind(-2)
     return (first + second).flatten(-2)
-
-
-def _add_product(x: Tensor, linear: nn.Linear, rows: Tensor) -> Tensor:
-    """x + linear(rows); without gradients the product is added to x in place, as its own last step."""
-    if torch.is_grad_enabled() or type(linear) is not nn.Linear or linear.bias is not None:
-        return x + linear(rows)
-    x.view(-1, x.shape[-1]).addmm_(rows.flatten(0, -2), linear.weight.t())
-    return x
 
 
 def _rotary(config: DraftConfig) -> Qwen3RotaryEmbedding:

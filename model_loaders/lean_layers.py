@@ -1,0 +1,194 @@
+"""Decoder layers on a GPU with half the kernels: what a round of a small model spends its time on is launches.
+
+A pre-norm layer of the Llama family (Llama, Mistral, Qwen2, Qwen3 and relatives) takes 29 kernels as transformers
+computes it; here projections of one input are one product, queries and keys are turned together, by factors made once
+for all layers, and the residual is added by the product itself: 15. Weights, names and results stay; only the last bits
+of a half-precision sum may differ, which is rounded once where transformers rounds twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_loaders.attention import MOST_PACKED, grouped_sdpa
+from model_loaders.joint_linear import JointLinear, add_product
+from model_loaders.kv_cache import RowCache
+
+_PROBED_ROWS, _PROBED_WIDTH = 2, 5
+
+
+class Turns:
+    """What queries and keys are rotated by, made of cosines and sines once for all layers of a forward."""
+
+    _angles: tuple[Tensor, Tensor] | None = None
+    _turns: Tensor
+
+    def __init__(self, heads: int):
+        """heads: of queries and keys together."""
+        self.heads = heads
+
+    def of(self, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Of cosines and sines [b, w, d]: [b, heads, w, 2, 2, d / 2], or with 1 for the heads of wide blocks.
+
+        At [..., s, t, :] is the factor of input half t in output half s. What is turned lies in memory as these do: in
+        blocks that attention packs, head by head.
+        """
+        if self._angles is None or self._angles[0] is not angles[0]:
+            (first_cos, second_cos), (first_sin, second_sin) = (x.unsqueeze(1).chunk(2, -1) for x in angles)
+            turns = torch.stack((first_cos, -first_sin, second_sin, second_cos), -2).unflatten(-2, (2, 2))
+            if 1 < turns.shape[2] <= MOST_PACKED:
+                turns = turns.expand(-1, self.heads, -1, -1, -1, -1).contiguous()
+            self._angles, self._turns = angles, turns
+        return self._turns
+
+    def forget(self) -> None:
+        """Let go of a forward's."""
+        self._angles = None
+        del self._turns
+
+
+class LeanLayer:
+    """The forward of one decoder layer over a `RowCache`; anything else goes to the layer's own.
+
+    The rows that it is given are overwritten.
+    """
+
+    def __init__(self, layer: Any, turns: Turns, last: bool):
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer, self.turns, self.last = layer, turns, last
+        self.head_dim: int = attention.head_dim
+        self.queries = attention.q_proj.out_features // self.head_dim
+        self.keys = attention.k_proj.out_features // self.head_dim
+        self.projections: JointLinear | None = JointLinear.of((attention.q_proj, attention.k_proj, attention.v_proj))
+        self.gates: JointLinear | None = JointLinear.of((mlp.gate_proj, mlp.up_proj))
+
+    def own(self, *arguments: Any, **named: Any) -> Any:
+        """The layer as transformers computes it."""
+        return type(self.layer).forward(self.layer, *arguments, **named)
+
+    def __call__(self, hidden_states: Tensor, *more: Any, **named: Any) -> Any:
+        cache = named.get("past_key_values", named.get("cache"))
+        projections, gates, angles = self.projections, self.gates, named.get("position_embeddings")
+        if (
+            torch.compiler.is_compiling()
+            or not isinstance(cache, RowCache)
+            or more
+            or angles is None
+            or projections is None  # of a copy
+            or gates is None
+            or not (projections.usable and gates.usable)
+        ):
+            return self.own(hidden_states, *more, **named)
+        layer = self.layer
+        rows = self._attend(projections(layer.input_layernorm(hidden_states)), angles, named["attention_mask"], cache)
+        hidden_states = add_product(hidden_states, layer.self_attn.o_proj, rows)
+        gate, up = gates(layer.post_attention_layernorm(hidden_states)).chunk(2, -1)
+        return add_product(hidden_states, layer.mlp.down_proj, layer.mlp.act_fn(gate) * up)
+
+    def _attend(self, projected: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: RowCache) -> Tensor:
+        """What o_proj takes, [b, w, heads * head_dim]."""
+        attention, turned = self.layer.self_attn, self.queries + self.keys
+        heads = projected.unflatten(-1, (-1, self.head_dim))
+        both = heads[:, :, :turned]
+        if hasattr(attention, "q_norm"):
+            queries, keys = both.split([self.queries, self.keys], 2)
+            both = torch.cat((attention.q_norm(queries), attention.k_norm(keys)), 2)
+        halves = both.transpose(1, 2).unflatten(-1, (1, 2, -1))
+        first, second = (self.turns.of(angles) * halves).unbind(-2)
+        if self.last:
+            self.turns.forget()
+        queries, keys = (first + second).flatten(-2).split([self.queries, self.keys], 1)
+        keys, values = cache.update(keys, heads[:, :, turned:].transpose(1, 2), attention.layer_idx)
+        attended, _ = grouped_sdpa(attention, queries, keys, values, mask, scaling=attention.scaling)
+        return attended.flatten(2)
+
+
+def lean_layers(model: Any, layers: Sequence[nn.Module]) -> int:
+    """Gives a model's decoder layers the forward of a `LeanLayer`, if that is what all of them compute.
+
+    They are recognised by what they compute: random rows come out the same, and so do the keys and values that they
+    store. Parameters keep names and identity. Returns how many layers there are, or 0 if nothing was changed.
+    """
+    if not all(_looks_lean(layer) for layer in layers):
+        return 0
+    attention: Any = layers[0].self_attn
+    turns = Turns((attention.q_proj.out_features + attention.k_proj.out_features) // attention.head_dim)
+    lean = [LeanLayer(layer, turns, last=layer is layers[-1]) for layer in layers]
+    if not _compute_the_same(model, lean):
+        return 0
+    for one in lean:
+        one.layer.forward = one  # type: ignore[assignment]
+    return len(lean)
+
+
+def _looks_lean(layer: Any) -> bool:
+    """Whether a layer has the parts of one, and no other parameters."""
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    linears = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
+    linears += [getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")]
+    if not all(type(linear) is nn.Linear for linear in linears):
+        return False
+    norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
+    of_heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    parts = [*linears, *norms, *(norm for norm in of_heads if norm is not None)]
+    return (
+        all(isinstance(part, nn.Module) for part in parts)
+        and of_heads.count(None) != 1
+        and sum(1 for part in parts for _ in part.parameters()) == sum(1 for _ in layer.parameters())
+        and len({linear.bias is None for linear in linears[:3]})
+        == len({linear.bias is None for linear in linears[4:6]})
+        == 1
+        and all(isinstance(getattr(attention, name, None), int) for name in ("head_dim", "layer_idx"))
+        and hasattr(attention, "scaling")
+        and hasattr(mlp, "act_fn")
+    )
+
+
+@torch.inference_mode()
+def _compute_the_same(model: Any, lean: Sequence[LeanLayer]) -> bool:
+    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    weight = lean[0].layer.self_attn.q_proj.weight
+    if rotary is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    size = (_PROBED_ROWS, _PROBED_WIDTH, weight.shape[1])
+    # Small rows: beside large ones what attention and MLP add would be lost.
+    rows = (0.01 * torch.randn(size, generator=generator)).to(weight.device, weight.dtype)
+    positions = torch.arange(_PROBED_ROWS * _PROBED_WIDTH, device=weight.device).view(_PROBED_ROWS, -1)
+    cache = RowCache(
+        len(lean), lean[0].keys, lean[0].head_dim, num_slots=_PROBED_ROWS, max_length=positions.numel(),
+        dtype=weight.dtype, device=weight.device,
+    )  # fmt: skip
+    cache.begin(positions, kv_length=positions.numel())
+    angles = rotary(rows, positions)
+    visible = torch.arange(positions.numel(), device=weight.device) <= positions[:, None, :, None]
+    if not isinstance(angles, tuple) or angles[0].shape[-1] != lean[0].head_dim:
+        return False
+    for one in lean:
+        names = inspect.signature(type(one.layer).forward).parameters
+        named = {"attention_mask": visible, "position_ids": positions, "position_embeddings": angles}
+        named["cache" if "cache" in names else "past_key_values"] = cache
+        want = one.own(rows.clone(), **named)
+        stored = cache.snapshot(_PROBED_ROWS - 1, positions.numel())
+        got = one(rows.clone(), **named)
+        again = cache.snapshot(_PROBED_ROWS - 1, positions.numel())
+        index = one.layer.self_attn.layer_idx
+        if not (
+            isinstance(want, Tensor)
+            and _close(got - rows, want - rows)
+            and _close(again.keys[index], stored.keys[index])
+            and _close(again.values[index], stored.values[index])
+        ):
+            return False
+    return True
+
+
+def _close(got: Tensor, want: Tensor) -> bool:
+    """Whether all that lies between is roundings."""
+    error, size = (got.float() - want.float()).norm(), want.float().norm()
+    return bool(error <= 4 * torch.finfo(want.dtype).eps * size)
