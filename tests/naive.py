@@ -151,9 +151,11 @@ def adjust(logits, prompt, output, repetition, frequency, presence, bias, banned
             x = np.float32(x - np.float32(presence))
         adjusted[token] = x
     for token, value in bias:
-        adjusted[token] = np.float32(adjusted[token] + np.float32(value))
+        with np.errstate(invalid="ignore"):  # inf - inf
+            adjusted[token] = np.float32(adjusted[token] + np.float32(value))
     for token in banned:
-        adjusted[token] = -np.inf
+        if not np.isnan(adjusted[token]) and adjusted[token] != np.inf:
+            adjusted[token] = -np.inf
     return adjusted
 
 

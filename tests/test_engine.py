@@ -594,8 +594,8 @@ def test_what_a_slot_takes():
     for cache in caches:
         cache.reserve()
         assert cache.full_bytes() == cache.memory_bytes()
-    assert without > caches[0].memory_bytes() + 320 * 8 + 64 * 12
-    assert with_draft > sum(cache.memory_bytes() for cache in caches) + 4 * (320 * 12 + 64 * 12)
+    assert without > caches[0].memory_bytes() + 320 * (12 + 8) + 64 * 12
+    assert with_draft > sum(cache.memory_bytes() for cache in caches) + 4 * (320 * 16 + 64 * 12) + 320 * 8
 
 
 def test_a_compiled_forward(monkeypatch):

@@ -92,6 +92,7 @@ def test_each_row_of_a_slot_is_the_oracles(data, size, dtype):
     )
     for _ in range(2):
         x = np.stack([landscape(data.draw(kinds), size, rng) for _ in range(batch * width)])
+        x[rng.random(x.shape) < 0.05] = data.draw(st.sampled_from([np.nan, np.inf, 0.0]))
         logits = cast(x.reshape(batch, width, size), dtype)
         values = naive.decode(logits).astype(np.float32)
         drafts = rng.integers(0, min(size, 6), (batch, width - 1)).astype(np.int32)

@@ -10,7 +10,8 @@ Row i of request b has the request's prompt and output plus drafts 0..i-1, count
     ban          x = -inf                                where it ends the output and generated + i < min_new_tokens
 
 Definitions: repetition from Keskar et al. 2019, as in transformers and vLLM; frequency and presence from
-OpenAI, output tokens only, as in vLLM. Requests with neutral parameters keep their bits.
+OpenAI, output tokens only, as in vLLM. Requests with neutral parameters keep their bits. A ban leaves NaN and +inf as
+they are, because a row that has one has no policy.
 
 What has been seen comes in one of two forms. A `History` and a `LogitBias` list tokens (CSR): they are made for a call,
 and cost what they list. A `SlotHistory` has a word and a bias for every token: it grows where it is, and it alone has

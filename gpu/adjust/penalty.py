@@ -32,6 +32,6 @@ def adjust_token(x, word, num_drafted, bias, early, neutral, repetition, frequen
         x = penalise(x, count, repetition, frequency, presence)
     if bias != 0:
         x = np.float32(x + bias)
-    if early and word & np.int32(ENDING):
+    if early and word & np.int32(ENDING) and x < np.float32(np.inf):
         x = np.float32(-np.inf)
     return x

@@ -182,7 +182,10 @@ class BlockDraft(ABC):
         kv_length = cache.begin(positions, slots, kv_length=kv_length)
         masks = self.masks(starts, positions, kv_length)
         hidden = self.module(self.embed(ids), positions, cache.write, masks)
-        return hidden if self.config.sample_from_anchor else hidden[:, 1:]
+        if self.config.sample_from_anchor:
+            return hidden
+        # Copied: rows that lie apart would go through a head as a product a block, which reads its weights each time.
+        return hidden[:, 1:].contiguous()
 
     def masks(self, starts: Tensor, positions: Tensor, kv_length: int) -> list[Tensor]:
         """Each layer's mask as ``Backbone.forward`` takes it, n = kv_length; key j of a slot is position j."""

@@ -19,10 +19,9 @@ _NEUTRAL = (1.0, 0.0, 0.0)
 
 
 class Adjusting:
-    """The histories and biases of S slots over V tokens: 8 bytes a slot and token.
+    """The histories and biases of S slots over V tokens. A slot that nobody adjusts is neutral."""
 
-    A slot that nobody adjusts is neutral.
-    """
+    BYTES_A_TOKEN = 8  # of a slot: a word and a bias
 
     def __init__(self, num_slots: int, vocabulary: int, device: torch.device):
         self.device, self.vocabulary = device, vocabulary

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from model_loaders import RowCache
+from pipeline.engine.adjusting import Adjusting
 from pipeline.errors import InvalidRequest
 from pipeline.state import Options
 
@@ -21,8 +22,10 @@ def slot_bytes(target: Any, draft: Any, room: int, max_support: int) -> int:
     width = 1 if draft is None else 1 + draft.num_drafts
     caches = [target.new_cache(1, room)] + ([] if draft is None else [draft.new_cache(1, room)])
     logits = width * target.vocab_size
-    # Logits, a float32 copy, the laws of drafts and the filter's notes; supports on the device; masks on their way.
-    working = logits * (target.dtype.itemsize + 4 + (0 if draft is None else 8) + 1)
+    # Logits, a grammar round's copy of them, a float32 copy, the laws of drafts and the filter's notes; then supports
+    # on the device, masks on their way, and what penalties and biases read.
+    working = logits * (2 * target.dtype.itemsize + 4 + (0 if draft is None else 8) + 1)
+    working += target.vocab_size * Adjusting.BYTES_A_TOKEN
     masks = width * min(max_support, target.vocab_size) * (12 + 3 * 8)
     return sum(cache.full_bytes() for cache in caches if isinstance(cache, RowCache)) + working + masks
 
