@@ -27,7 +27,7 @@ _FEWEST_ROWS = 4
 # Up to this many query rows a GPU is fastest with a group's heads packed into rows: on an H200, 32 rows of 8
 # queries over 1,024 keys took 77 us instead of 195 (32 heads, 8 of keys, bfloat16; 783 with repeated keys).
 # One query row and prompts are faster as they are.
-MOST_PACKED = 64
+_MOST_PACKED = 64
 
 # In elements: the fused kernels read masks whose rows begin at multiples of it.
 _ALIGNED = 16
@@ -89,7 +89,7 @@ def prepared_mask(mask: torch.Tensor, heads: int, kv_heads: int, dtype: torch.dt
 
 
 def _packs(width: int, heads: int, kv_heads: int) -> bool:
-    return heads != kv_heads and 1 < width <= MOST_PACKED
+    return heads != kv_heads and 1 < width <= _MOST_PACKED
 
 
 @contextmanager

@@ -72,17 +72,19 @@ class _Storage:
         self.layers = layers
         self.move_to(keys, values)
 
-    def move_to(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """These tensors are the storage from now on."""
+    def move_to(self, keys: torch.Tensor, values: torch.Tensor, both: torch.Tensor | None = None) -> None:
+        """These tensors are the storage from now on; both: where they lie in one, that one, [2, layers, ...]."""
         self.keys, self.values = keys, values
         for i, layer in enumerate(self.layers):
             layer.keys, layer.values = keys[i], values[i]
+            layer.both = None if both is None else both[:, i].flatten(1, 3)
 
 
 class _RowLayer(CacheLayerMixin):
     """One layer's part of a storage: keys [slots, kv_heads, length, head_dim], values likewise."""
 
     is_sliding = False
+    both: torch.Tensor | None = None  # keys and values [2, slots * kv_heads * length, head_dim], if of one width
 
     def __init__(self, owner: RowCache):
         super().__init__()
@@ -101,6 +103,20 @@ class _RowLayer(CacheLayerMixin):
         # Takes entries as they lie, where index_copy_ needs rows: a model's are transposed, and would be copied first.
         keys.view(-1, keys.shape[-1]).index_put_((step.index,), key_states)
         values.view(-1, values.shape[-1]).index_put_((step.index,), value_states)
+        return self._held(keys, values)
+
+    def update_both(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`update` with keys and, behind their heads, values in one tensor [b, 2 * kv_heads, w, head_dim]."""
+        keys, values, both = self.keys, self.values, self.both
+        assert keys is not None
+        assert values is not None
+        assert both is not None
+        both.index_put_((self.owner.sides, self.owner.step.index), entries.unflatten(1, (2, -1)).transpose(0, 1))
+        return self._held(keys, values)
+
+    def _held(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the step's rows now hold."""
+        step = self.owner.step
         if step.first_slot is not None:
             return (
                 keys.narrow(0, step.first_slot, step.num_rows).narrow(2, 0, step.kv_length),
@@ -180,10 +196,12 @@ class RowCache(Cache):
         self._step: _Step | None = None
         self._rows: list[Any] = [_RowLayer(self) for _ in range(num_layers)]
         self._storages = [
-            _Storage(own, *(self._zeros(len(own), 0, 0, dim) for dim in (head_dim, self.value_head_dim)))
+            _Storage(own, *(self._zeros(len(own), 0, num_kv_heads, 0, dim) for dim in (head_dim, self.value_head_dim)))
             for own in ([self._rows] if together else [[layer] for layer in self._rows])
         ]
         self._firsts = self._first_entries(0, 0)
+        with torch.inference_mode(False):
+            self.sides = torch.arange(2, device=self.device).view(2, 1, 1, 1)
         super().__init__(layers=self._rows)
 
     @property
@@ -278,6 +296,13 @@ class RowCache(Cache):
         if tuple(values.shape) != want_values:
             raise ValueError(f"values={list(values.shape)}, expected {list(want_values)}")
         return self._rows[layer].update(keys, values)
+
+    def write_both(self, layer: int, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`write`, by the planned step, of keys and, behind their heads, values [b, 2 * kv_heads, w, head_dim].
+
+        One kernel on a GPU instead of two. Only for keys and values of one width.
+        """
+        return self._rows[layer].update_both(entries)
 
     def write_layers(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys and values [layers, b, kv_heads, w, head_dim] of all layers, by the planned step."""
@@ -398,12 +423,15 @@ class RowCache(Cache):
         self._slots, self._length, self._firsts = slots, length, firsts
 
     def _resize(self, storage: _Storage, slots: int, length: int) -> None:
-        made = []
-        for old in (storage.keys, storage.values):
-            new = self._zeros(len(old), slots, length, old.shape[-1])
+        shape = len(storage.layers), slots, self.num_kv_heads, length
+        both = self._zeros(2, *shape, self.head_dim) if self.head_dim == self.value_head_dim else None
+        if both is None:
+            made = self._zeros(*shape, self.head_dim), self._zeros(*shape, self.value_head_dim)
+        else:
+            made = both[0], both[1]
+        for new, old in zip(made, (storage.keys, storage.values), strict=True):
             new[:, : self._slots, :, : self._length].copy_(old[:, : self._slots, :, : self._length])
-            made.append(new)
-        storage.move_to(*made)
+        storage.move_to(*made, both)
 
     def _first_entries(self, slots: int, length: int) -> torch.Tensor:
         """Where each slot's entry of position 0 is in a layer's storage, int64 [slots, kv_heads, 1]."""
@@ -411,11 +439,11 @@ class RowCache(Cache):
             slot_heads = torch.arange(slots * self.num_kv_heads, device=self.device)
             return slot_heads.view(slots, self.num_kv_heads, 1) * length
 
-    def _zeros(self, layers: int, slots: int, length: int, width: int) -> torch.Tensor:
+    def _zeros(self, *shape: int) -> torch.Tensor:
         # zeros, not empty: masked garbage that happens to be NaN would poison the row.
         # Outside inference mode on purpose, so that any mode may write to it.
         with torch.inference_mode(False):
-            return torch.zeros(layers, slots, self.num_kv_heads, length, width, dtype=self.dtype, device=self.device)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _check_slot(self, name: str, slot: int) -> None:
         if not 0 <= slot < self.num_slots:

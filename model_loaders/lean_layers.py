@@ -1,9 +1,9 @@
 """Decoder layers on a GPU with half the kernels: what a round of a small model spends its time on is launches.
 
 A pre-norm layer of the Llama family (Llama, Mistral, Qwen2, Qwen3 and relatives) takes 29 kernels as transformers
-computes it; here projections of one input are one product, queries and keys are turned together, by factors made once
-for all layers, and the residual is added by the product itself: 15. Weights, names and results stay; only the last bits
-of a half-precision sum may differ, which is rounded once where transformers rounds twice.
+computes it. Here projections of one input are one product, queries and keys are turned together, by factors made once
+for all layers, keys and values are stored together, and the residual is added by the product itself: 12. Weights, names
+and results stay; only the last bits of a half-precision sum may differ, rounded once where transformers rounds twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_loaders.attention import MOST_PACKED, grouped_sdpa
+from model_loaders.attention import grouped_sdpa
 from model_loaders.joint_linear import JointLinear, add_product
 from model_loaders.kv_cache import RowCache
 
@@ -23,27 +23,28 @@ _PROBED_ROWS, _PROBED_WIDTH = 2, 5
 
 
 class Turns:
-    """What queries and keys are rotated by, made of cosines and sines once for all layers of a forward."""
+    """What queries and keys are rotated by, and values left as they are: made once for all layers of a forward."""
 
     _angles: tuple[Tensor, Tensor] | None = None
     _turns: Tensor
 
-    def __init__(self, heads: int):
-        """heads: of queries and keys together."""
-        self.heads = heads
+    def __init__(self, turned: int, kept: int):
+        """turned: heads of queries and keys; kept: of values."""
+        self.turned, self.kept = turned, kept
 
     def of(self, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Of cosines and sines [b, w, d]: [b, heads, w, 2, 2, d / 2], or with 1 for the heads of wide blocks.
+        """Of cosines and sines [b, w, d]: [b, heads, w, 2, 2, d / 2], 1 and 0 for values.
 
-        At [..., s, t, :] is the factor of input half t in output half s. What is turned lies in memory as these do: in
-        blocks that attention packs, head by head.
+        At [..., s, t, :] is the factor of input half t in output half s. What is turned lies in memory as these do,
+        head by head: attention that packs heads takes it so.
         """
         if self._angles is None or self._angles[0] is not angles[0]:
             (first_cos, second_cos), (first_sin, second_sin) = (x.unsqueeze(1).chunk(2, -1) for x in angles)
-            turns = torch.stack((first_cos, -first_sin, second_sin, second_cos), -2).unflatten(-2, (2, 2))
-            if 1 < turns.shape[2] <= MOST_PACKED:
-                turns = turns.expand(-1, self.heads, -1, -1, -1, -1).contiguous()
-            self._angles, self._turns = angles, turns
+            turns = torch.stack((first_cos, -first_sin, second_sin, second_cos), -2)
+            one, zero = torch.ones_like(first_cos), torch.zeros_like(first_cos)
+            kept = torch.stack((one, zero, zero, one), -2)
+            parts = turns.expand(-1, self.turned, -1, -1, -1), kept.expand(-1, self.kept, -1, -1, -1)
+            self._angles, self._turns = angles, torch.cat(parts, 1).unflatten(-2, (2, 2))
         return self._turns
 
     def forget(self) -> None:
@@ -92,18 +93,16 @@ class LeanLayer:
 
     def _attend(self, projected: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: RowCache) -> Tensor:
         """What o_proj takes, [b, w, heads * head_dim]."""
-        attention, turned = self.layer.self_attn, self.queries + self.keys
+        attention = self.layer.self_attn
         heads = projected.unflatten(-1, (-1, self.head_dim))
-        both = heads[:, :, :turned]
         if hasattr(attention, "q_norm"):
-            queries, keys = both.split([self.queries, self.keys], 2)
-            both = torch.cat((attention.q_norm(queries), attention.k_norm(keys)), 2)
-        halves = both.transpose(1, 2).unflatten(-1, (1, 2, -1))
-        first, second = (self.turns.of(angles) * halves).unbind(-2)
+            queries, keys, values = heads.split([self.queries, self.keys, self.keys], 2)
+            heads = torch.cat((attention.q_norm(queries), attention.k_norm(keys), values), 2)
+        first, second = (self.turns.of(angles) * heads.transpose(1, 2).unflatten(-1, (1, 2, -1))).unbind(-2)
         if self.last:
             self.turns.forget()
-        queries, keys = (first + second).flatten(-2).split([self.queries, self.keys], 1)
-        keys, values = cache.update(keys, heads[:, :, turned:].transpose(1, 2), attention.layer_idx)
+        queries, entries = (first + second).flatten(-2).split([self.queries, 2 * self.keys], 1)
+        keys, values = cache.write_both(attention.layer_idx, entries)
         attended, _ = grouped_sdpa(attention, queries, keys, values, mask, scaling=attention.scaling)
         return attended.flatten(2)
 
@@ -117,32 +116,33 @@ def lean_layers(model: Any, layers: Sequence[nn.Module]) -> int:
     if not all(_looks_lean(layer) for layer in layers):
         return 0
     attention: Any = layers[0].self_attn
-    turns = Turns((attention.q_proj.out_features + attention.k_proj.out_features) // attention.head_dim)
+    queries, keys = (x.out_features // attention.head_dim for x in (attention.q_proj, attention.k_proj))
+    turns = Turns(queries + keys, keys)
     lean = [LeanLayer(layer, turns, last=layer is layers[-1]) for layer in layers]
     if not _compute_the_same(model, lean):
         return 0
     for one in lean:
-        one.layer.forward = one  # type: ignore[assignment]
+        one.layer.forward = one
     return len(lean)
 
 
 def _looks_lean(layer: Any) -> bool:
     """Whether a layer has the parts of one, and no other parameters."""
-    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    linears = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
-    linears += [getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")]
-    if not all(type(linear) is nn.Linear for linear in linears):
-        return False
+    attention: Any = getattr(layer, "self_attn", None)
+    mlp: Any = getattr(layer, "mlp", None)
+    projections: list[Any] = [getattr(attention, f"{name}_proj", None) for name in "qkv"]
+    gates: list[Any] = [getattr(mlp, f"{name}_proj", None) for name in ("gate", "up")]
+    linears = [*projections, *gates, getattr(attention, "o_proj", None), getattr(mlp, "down_proj", None)]
     norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
-    of_heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    parts = [*linears, *norms, *(norm for norm in of_heads if norm is not None)]
+    of_heads = [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
+    parts = [*linears, *norms, *of_heads]
+    if not all(type(linear) is nn.Linear for linear in linears) or len(of_heads) == 1:
+        return False
     return (
         all(isinstance(part, nn.Module) for part in parts)
-        and of_heads.count(None) != 1
         and sum(1 for part in parts for _ in part.parameters()) == sum(1 for _ in layer.parameters())
-        and len({linear.bias is None for linear in linears[:3]})
-        == len({linear.bias is None for linear in linears[4:6]})
-        == 1
+        and all(len({part.bias is None for part in joined}) == 1 for joined in (projections, gates))
+        and projections[1].out_features == projections[2].out_features
         and all(isinstance(getattr(attention, name, None), int) for name in ("head_dim", "layer_idx"))
         and hasattr(attention, "scaling")
         and hasattr(mlp, "act_fn")

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+import model_loaders.target
 from model_loaders.fused_norm import fuse_norms
 from model_loaders.lean_layers import lean_layers
 from model_loaders.packed_linear import PackedLinear
@@ -36,7 +37,7 @@ def forward(target, ids, lengths=None, start=0):
     batch, width = ids.shape
     cache = target.new_cache(batch, 192)
     for first in (start, start + width):
-        positions = (first + torch.arange(width)).expand(batch, -1)
+        positions = (first + torch.arange(width)).expand(batch, -1).to(ids.device)
         output = target.forward(ids, positions, cache, lengths=lengths)
     return output
 
@@ -57,6 +58,22 @@ def test_the_layers_compute_the_same(name):
         want, got = forward(plain, ids, lengths), forward(lean, ids, lengths)
         torch.testing.assert_close(got.logits, want.logits, rtol=1e-4, atol=1e-5, equal_nan=True)
         torch.testing.assert_close(got.features, want.features, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KINDS)
+def test_a_targets_layers_on_a_device(name, monkeypatch):
+    """Where packed heads are taken as they lie; blocks of every width that attention treats differently."""
+    torch.manual_seed(0)
+    folder = pipes.target_folder(**KINDS[name])
+    lean = pipes.load_target(folder, device="cuda", dtype="float32")
+    monkeypatch.setattr(model_loaders.target, "lean_layers", lambda *_: 0)
+    plain = pipes.load_target(folder, device="cuda", dtype="float32")
+    assert [one._lean for one in (lean, plain)] == [True, False]
+    for shape, lengths in (((3, 1), None), ((3, 8), None), ((2, 80), None), ((3, 8), [8, 0, 3])):
+        ids = torch.randint(0, 300, shape, device="cuda")
+        want, got = forward(plain, ids, lengths), forward(lean, ids, lengths)
+        torch.testing.assert_close(got.logits, want.logits, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 def test_new_weights_reach_them():
@@ -121,7 +138,7 @@ def test_operators_of_a_layer():
         with Operators() as found:
             target.forward(torch.zeros(2, 8, dtype=torch.int64), positions, cache, kv_length=64)
         counts.append(len(found.names))
-    assert counts[1] - counts[0] <= 15, found.names
+    assert counts[1] - counts[0] <= 14, found.names
 
 
 def test_taps_copy_what_is_overwritten():

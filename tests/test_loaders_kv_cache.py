@@ -9,8 +9,8 @@ LAYERS, HEADS, DIM, VALUE_DIM = 2, 3, 4, 5
 
 
 def make_cache(num_slots=5, max_length=200, **other):
-    return RowCache(LAYERS, HEADS, DIM, value_head_dim=VALUE_DIM, num_slots=num_slots, max_length=max_length,
-                    dtype=torch.float32, device="cpu", **other)  # fmt: skip
+    sizes = {"value_head_dim": VALUE_DIM, "num_slots": num_slots, "max_length": max_length} | other
+    return RowCache(LAYERS, HEADS, DIM, dtype=torch.float32, device="cpu", **sizes)
 
 
 def entries(rows, width, seed=0):
@@ -61,6 +61,23 @@ def test_all_layers_at_once(together, slots):
     assert all(torch.equal(a.keys, b.keys) for a, b in zip(cache.layers, other.layers, strict=True))
     with pytest.raises(ValueError, match=r"keys=\[2, 3, 3, 1, 4\], expected \[2, 3, 3, 2, 4\]"):
         cache.write_layers(keys[..., :1, :], values)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("slots", [None, [4, 0, 2]])
+@pytest.mark.parametrize("kept", [None, [0, 3, 5]])
+def test_keys_and_values_in_one(together, slots, kept):
+    """As by two writes, from transposed entries, through growth."""
+    cache, other = (make_cache(value_head_dim=DIM, together=together) for _ in range(2))
+    kept = None if kept is None else torch.tensor(kept)
+    for seed, positions in enumerate(([[0, 1], [7, 3], [9, 4]], [[70, 71], [60, 61], [190, 3]])):
+        rows, width = (3, 2) if kept is None else (1, len(kept))
+        both = torch.randn(rows, width, 2 * HEADS, DIM, generator=torch.Generator().manual_seed(seed)).transpose(1, 2)
+        for one in (cache, other):
+            one.begin(torch.tensor(positions), slots, kept=kept)
+        for layer in range(LAYERS):
+            got, want = cache.write_both(layer, both), other.layers[layer].update(*both.split(HEADS, 1))
+            assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
 def test_layers_together_are_one_storage():
