@@ -1,4 +1,4 @@
-"""Kernels with explicit signatures over raw pointers, compiled once, launched on CuPy's current stream.
+"""Kernels with explicit signatures over raw pointers, launched on CuPy's current stream.
 
 A launch passes an address for each array: Numba would otherwise unpack every array anew, which costs more than
 these kernels run. To work on torch's stream: `with gpu.on_stream(torch_stream.cuda_stream): ...`.
@@ -13,6 +13,7 @@ import numpy as np
 from numba import cuda, types
 
 from gpu.arrays import Array
+from gpu.device.compiled import compiled
 from gpu.device.instructions import SIMULATED
 
 
@@ -27,7 +28,7 @@ def record_of(record: type, *kinds: types.Type) -> types.Type:
 
 
 class Kernel:
-    """A kernel of a fixed block size; compiled at its first launch."""
+    """A kernel of a fixed block size; compiled, or read from the disk, at its first launch."""
 
     def __init__(self, function: Callable, signature: types.Type, threads: int, max_registers: int | None = None):
         self.function, self.signature, self.threads, self.max_registers = function, signature, threads, max_registers
@@ -37,7 +38,7 @@ class Kernel:
     def _compiled(self) -> Any:
         if SIMULATED:
             return cuda.jit(self.function)
-        return cuda.jit(self.signature, max_registers=self.max_registers)(self.function)
+        return compiled(self.function, self.signature, self.max_registers)
 
     def load(self) -> None:
         """Compile it and load it onto the current device now, rather than at its first launch."""
