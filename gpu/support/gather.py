@@ -16,7 +16,7 @@ from gpu.device.vectors import BINS, format_of, halves_equal, halves_reaching, i
 
 CANDIDATES = 3456  # that fit in shared memory
 LISTED = 4096  # granules that can be read again for them
-KEYS, IDS, WORK = 0, CANDIDATES, 2 * CANDIDATES  # where they lie in the shared int32 array
+KEYS, IDS, WORK = 0, CANDIDATES, 2 * CANDIDATES  # where they lie in the shared int32 array; a window's keys in both
 BOX = WORK + LISTED  # a few words that one thread leaves for all
 SCRATCHES = BOX + 8  # of the block-wide operations, a word for each of 32 warps
 SHARED = SCRATCHES + 4 * WARP

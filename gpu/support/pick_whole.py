@@ -13,7 +13,7 @@ from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, open_row
 from gpu.device.vectors import BINS, format_of
 from gpu.support.finish import finish_of
-from gpu.support.gather import IDS, KEYS, SCRATCHES, SHARED
+from gpu.support.gather import KEYS, SCRATCHES, SHARED
 from gpu.support.levels import Scale, levels_of
 from gpu.support.limits import FILTER, limits_of
 from gpu.support.marks import MARKS
@@ -44,11 +44,10 @@ def pick_whole_of(name: str, threads: int) -> Any:
         return np.uint32(negative_zero) if key == negative_zero + 1 else key
 
     @cuda.jit(device=True)
-    def load_inside(index, size, whole, shared):
-        keys_at = np.int64(np.int64(index) * 2 * whole.room)
+    def load_keys(keys_at, size, whole, shared):
+        # Of the elements in the window, to the room of keys and ids.
         for i in range(cuda.threadIdx.x, size, threads):
             shared[np.uint32(KEYS + i)] = np.int32(whole.inside[keys_at + i])
-            shared[np.uint32(IDS + i)] = np.int32(whole.inside[keys_at + whole.room + i])
         cuda.syncthreads()
 
     @cuda.jit(device=True)
@@ -67,11 +66,11 @@ def pick_whole_of(name: str, threads: int) -> Any:
         return number, mass, least
 
     @cuda.jit(device=True)
-    def add_to_segments(size, cutoff, head, segments_at, rows, scale, shared):
+    def add_to_segments(size, cutoff, head, ids_at, segments_at, rows, whole, scale, shared):
         for i in range(cuda.threadIdx.x, size, threads):
             value = value_of(np.uint32(shared[np.uint32(KEYS + i)]))
             if value >= cutoff:
-                segment = np.int32(np.int32(shared[np.uint32(IDS + i)] + head) // (granule * WARP))
+                segment = np.int32(np.int32(whole.inside[ids_at + i] + head) // (granule * WARP))
                 mass = np.int64(weight(value, scale.maximum, scale.c_hi, scale.c_lo))
                 add_at(rows.segments, np.int64(segments_at + segment), mass)
 
@@ -91,7 +90,8 @@ def pick_whole_of(name: str, threads: int) -> Any:
             scale = Scale(maximum, np.float32(c_hi), np.float32(c_lo))
             size, high = np.int32(whole.sums[at + NUM_INSIDE]), np.uint32(whole.sums[at + HIGH])
             size = size if size <= whole.room else np.int32(-1)
-            load_inside(index, size, whole, shared)
+            keys_at = np.int64(np.int64(index) * 2 * whole.room)
+            load_keys(keys_at, size, whole, shared)
             row = open_row(logits, index, granule, marks.maxima, marks.stride)
             key, reached = crossing(
                 row, size, low, high, np.int64(whole.sums[at + ABOVE]), limits.top_p, mass, scale, shared, scratch64
@@ -105,7 +105,8 @@ def pick_whole_of(name: str, threads: int) -> Any:
             count, mass = np.int32(whole.sums[at + NUM_ABOVE] + number), np.int64(whole.sums[at + ABOVE] + mass)
             if count > rows.capacity:
                 segments_at = np.int64(np.int64(index) * rows.num_segments)
-                add_to_segments(size, cutoff, row.head, segments_at, rows, scale, shared)
+                ids_at = np.int64(keys_at + whole.room)
+                add_to_segments(size, cutoff, row.head, ids_at, segments_at, rows, whole, scale, shared)
         cutoff = np.float32(value_of(least) + np.float32(0.0))  # a kept -0.0 and a kept +0.0 are one value
         if count > rows.capacity:
             for i in range(cuda.threadIdx.x, BINS, threads):
@@ -122,8 +123,8 @@ def pick_whole_of(name: str, threads: int) -> Any:
     def pick_whole(index, logits, marks, bounds, rows, whole, shared, scratch64):
         limits = limits_of(bounds, rows, index, logits.vocabulary)
         at = np.int64(np.int64(index) * SUMS)
-        mass = np.int64(whole.sums[at + TOTAL])
         base, cutoff, done = use(index, limits, logits, marks, rows, whole, shared, scratch64)
+        mass = np.int64(whole.sums[at + TOTAL])
         cuda.syncthreads()
         if cuda.threadIdx.x < SUMS:
             whole.sums[at + cuda.threadIdx.x] = 0

@@ -54,8 +54,8 @@ def whole_argument(walk: Walk) -> Whole:
 
 
 def room_for(vocabulary: int) -> int:
-    """How many elements of a window are kept a row."""
-    return min(CANDIDATES, vocabulary)
+    """How many elements of a window are kept a row: the pick has their keys where else it has keys and ids."""
+    return min(2 * CANDIDATES, vocabulary)
 
 
 @cuda.jit(device=True)
