@@ -17,15 +17,12 @@ BLOCKS = 64
 class Layout(NamedTuple):
     """Where a buffer's parts begin, in words of 8 bytes.
 
-    head: words of the fixed part, which comes first. row_start, offsets: in it, int64. num_requests, num_rows: the last
-    places of the two that may be used. token_ids, logprobs: the masks' entries, two a word. room: entries.
+    head: words of the fixed part, which comes first. entries: where in it the number of all entries stands, int64.
+    token_ids, logprobs: the masks' entries, two a word. room: entries.
     """
 
     head: Any
-    row_start: Any
-    offsets: Any
-    num_requests: Any
-    num_rows: Any
+    entries: Any
     token_ids: Any
     logprobs: Any
     room: Any
@@ -41,16 +38,17 @@ def relay_kernel(threads: int = THREADS) -> Kernel:
     def relay(source, destination, layout):
         first = int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
         step = int64(cuda.gridDim.x) * threads
+        # What is loaded before anything is stored is under way together: the compiler can't know that they are apart.
+        entries = source[layout.entries]
         at = first
         while at < layout.head:
             destination[at] = source[at]
             at += step
-        rows = min(max(source[layout.row_start + layout.num_requests], int64(0)), layout.num_rows)
-        used = min(max(source[layout.offsets + rows], int64(0)), layout.room)
+        used = min(max(entries, int64(0)), layout.room)
         at = first
         while 2 * at < used:
-            destination[layout.token_ids + at] = source[layout.token_ids + at]
-            destination[layout.logprobs + at] = source[layout.logprobs + at]
+            ids, logprobs = source[layout.token_ids + at], source[layout.logprobs + at]
+            destination[layout.token_ids + at], destination[layout.logprobs + at] = ids, logprobs
             at += step
 
     return Kernel(relay, void(pointer_to(int64), pointer_to(int64), LAYOUT), threads)

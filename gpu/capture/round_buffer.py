@@ -59,7 +59,8 @@ class RoundBuffer:
             size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
         word = {name: begin // 8 for name, begin in self._begin.items()}
         ids, logprobs = word["token_ids"], word["logprobs"]
-        layout = Layout(ids, word["row_start"], word["offsets"], batch, rows, ids, logprobs, room)
+        # Behind the last row, offsets repeat the number of all entries.
+        layout = Layout(ids, word["offsets"] + rows, ids, logprobs, room)
         relay_kernel().load()  # not at the first send, which a graph may be capturing
         self._mirror = Mirror(size, num_slots, partial(relay, layout=layout), relayed)
         views = self._views(self._mirror.device)
