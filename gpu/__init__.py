@@ -7,7 +7,7 @@ prompt_lookup    drafts from what followed the last tokens before
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
 verify_chain     which drafts are kept, and the token after them
 capture_masks    the supports of what was committed, packed
-run_round        filter, verification and capture of a round; on a device in two launches, or four
+run_round        filter, verification and capture of a round; on a device in two launches, or five
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
 top_logprobs     the k most probable tokens of a row's policy
 uniforms         Philox numbers of a seed and a position

@@ -12,6 +12,7 @@ import pytest
 
 from gpu.capture.kernel import capture_kernel
 from gpu.capture.relay import relay_kernel
+from gpu.capture.spread import spread_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support.narrow import narrow_kernel
 from gpu.support.pick import pick_kernel
@@ -43,6 +44,7 @@ KERNELS = {
     **{f"narrow {name}": (narrow_kernel, name) for name in DTYPES[::2]},
     "pick_whole bfloat16": (pick_whole_kernel, "bfloat16"),
     "round_whole float32": (round_kernel, "float32", None, True),
+    **{f"spread {name}": (spread_kernel, name) for name in DTYPES[::2]},
 }
 SPILLED = {
     "pick": 400,
@@ -68,7 +70,7 @@ def cases(*kinds):
     return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
 
 
-LATER = "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole"
+LATER = "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole", "spread"
 ALL = "scan", "relay", *LATER
 
 
@@ -106,7 +108,7 @@ def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
 @cases(*LATER)
 def test_rows_are_read_again_wide(case):
     wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24, "weigh": 4, "narrow": 4}
-    wide |= {"pick_whole": 9, "round_whole": 24}
+    wide |= {"pick_whole": 9, "round_whole": 24, "spread": 4}
     assert compiled(case)[2].num_16_byte_loads >= wide[case.split()[0]]
 
 
@@ -115,7 +117,7 @@ def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
     limits = {"pick": 60, "verify": 190, "capture": 80, "round": 290, "weigh": 60, "narrow": 10}
-    limits |= {"pick_whole": 80, "round_whole": 310}
+    limits |= {"pick_whole": 80, "round_whole": 310, "spread": 70}
     assert facts.num_f64 <= limits[case.split()[0]]
     if case.startswith(("pick", "weigh", "narrow")):
         least = {"weigh": 4}.get(case.split()[0], 1)  # weights in the loop; its search for a window has one a bin

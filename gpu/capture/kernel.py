@@ -67,7 +67,7 @@ def capture_kernel(name: str, threads: int = THREADS) -> Kernel:
         policy = open_policy(rows, index)
         packed = wanted[index // width] != 0 and index % width < num_committed[index // width]
         scale = log_scale(policy)
-        first = first_entry(policy, scale, index, logits, rows, packed)
+        first = first_entry(policy, scale, index, rows, packed)
         if cuda.syncthreads_or(too_large) != 0:  # rare: look at what lies before each row in its request
             sums = np.int64(0)
             for other in range(thread, index, threads):

@@ -9,8 +9,8 @@ from numba import cuda, float32, int32, int64, types
 from gpu.device.block import block_of
 from gpu.device.instructions import load_kept
 from gpu.device.launch import pointer_to, record_of
-from gpu.device.rows import row_start, row_without_maxima
-from gpu.device.vectors import element_of, format_of, in_row
+from gpu.device.rows import row_without_maxima
+from gpu.device.vectors import format_of, in_row
 from gpu.support.policy import log_probability_under
 
 
@@ -82,26 +82,25 @@ def walk_of(name: str, threads: int) -> Any:
 def pack_of(name: str, threads: int) -> Any:
     """Two device functions that pack one row, for logits of this dtype; `index` counts rows from 0.
 
-    (policy, scale, index, logits, rows, wanted) -> first entry
+    (policy, scale, index, rows, wanted) -> first entry
     (first entry, policy, scale, index, logits, rows, captures, at, shared): writes all from `at` on; shared: int32, an
     element for each warp
     """
-    granule, element, pack_walked = 2 * format_of(name).lanes, element_of(name), walk_of(name, threads)
+    granule, pack_walked = 2 * format_of(name).lanes, walk_of(name, threads)
 
     @cuda.jit(device=True)
-    def entry(words, start, policy, scale, token_ids, i):
+    def entry(policy, scale, rows, i):
         # Token id and log-probability of an entry; -1 beyond the last.
         if i < 0:
             return np.int32(-1), np.float32(0.0)
-        token = np.int32(token_ids[i])
-        return token, log_probability_under(policy, element(words, np.int64(start + token)), scale)
+        return np.int32(rows.token_ids[i]), log_probability_under(policy, np.float32(rows.entry_logits[i]), scale)
 
     @cuda.jit(device=True)
-    def first_entry(policy, scale, index, logits, rows, wanted):
+    def first_entry(policy, scale, index, rows, wanted):
         # This thread's first entry: it needs no place yet, so it is read while the block adds up.
         inside = wanted and cuda.threadIdx.x < policy.count and policy.count <= rows.capacity
         i = np.int64(index) * rows.capacity + cuda.threadIdx.x if inside else np.int64(-1)
-        return entry(logits.words, row_start(logits, index), policy, scale, rows.token_ids, i)
+        return entry(policy, scale, rows, i)
 
     @cuda.jit(device=True)
     def pack_row(first, policy, scale, index, logits, rows, captures, at, shared):
@@ -112,10 +111,7 @@ def pack_of(name: str, threads: int) -> Any:
             return
         if cuda.threadIdx.x < policy.count:
             out_ids[at + cuda.threadIdx.x], out_logprobs[at + cuda.threadIdx.x] = first
-        start = row_start(logits, index)
         for i in range(cuda.threadIdx.x + threads, policy.count, threads):
-            out_ids[at + i], out_logprobs[at + i] = entry(
-                logits.words, start, policy, scale, rows.token_ids, np.int64(index) * rows.capacity + i
-            )
+            out_ids[at + i], out_logprobs[at + i] = entry(policy, scale, rows, np.int64(index) * rows.capacity + i)
 
     return first_entry, pack_row

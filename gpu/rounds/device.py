@@ -1,4 +1,4 @@
-"""A round on a device: two launches, four where rows are weighed whole; no synchronisation."""
+"""A round on a device: two launches, five where rows are weighed whole; no synchronisation."""
 
 import numpy as np
 
@@ -6,6 +6,8 @@ from gpu.arrays import Array
 from gpu.capture import Capture
 from gpu.capture import device as capture
 from gpu.capture.request import MAX_WIDTH
+from gpu.capture.spread import spread_kernel
+from gpu.device.launch import pointer
 from gpu.device.memory import check_device, device_logits
 from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
@@ -45,9 +47,15 @@ def run(
     of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
     if whole_rows:
         support_device.weigh(rows, marks, of_filter, of_rows, whole)
+    captures = capture.captures_argument(wanted, max_support, masks)
     round_kernel(rows.form.name, proposal_name, whole_rows).launch(
         (batch * width,),
         rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), batch, requests,
-        verification.verdicts_argument(verdict), capture.captures_argument(wanted, max_support, masks),
+        verification.verdicts_argument(verdict), captures,
     )  # fmt: skip
+    if whole_rows and masks.token_ids.size > support.capacity:  # else no row without entries has room
+        spread_kernel(rows.form.name).launch(
+            (batch * width * marks.chunks,),
+            rows.argument, of_rows, marks.chunks, captures, pointer(support_device.walk_of(support).known),
+        )  # fmt: skip
     return support, verdict, masks

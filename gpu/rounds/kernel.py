@@ -33,7 +33,7 @@ def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False,
     whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
     """
     pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
-    decide = request_of(name, proposal_name, threads)
+    decide = request_of(name, proposal_name, threads, not whole_rows)
 
     @cuda.jit(device=True)
     def decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):

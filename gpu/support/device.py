@@ -49,6 +49,7 @@ def _allocate(
         walk=Walk(
             maxima=empty((num_rows, stride), np.uint16),
             segments=empty((num_rows, segments), np.int64),
+            entry_logits=empty((num_rows, capacity), np.float32),
             chunk_largest=empty((num_rows, chunks), np.uint32),
             counts=zeros((num_rows, BINS), np.int32),
             no_min_p=zeros((num_rows,), np.float32),
@@ -56,6 +57,7 @@ def _allocate(
             sums=zeros((num_rows, SUMS), np.int64),
             tally=zeros((num_rows, BINS), np.int32),
             inside=empty((num_rows, 2, room_for(vocabulary)), np.int32),
+            known=zeros((num_rows, chunks + 1), np.int32),
         ),
     )
 

@@ -17,9 +17,9 @@ from gpu.weights import weight
 class Finish(NamedTuple):
     """The ways to finish, for one dtype and block size."""
 
-    candidates: Any  # (size, cutoff, scale, shared, scratch64, token_ids, weights, out, capacity)
+    candidates: Any  # (size, cutoff, scale, shared, scratch64, rows, out)
     whole_row: Any  # (row, cutoff, scale, shared, scratch64, segments, segments_at): both -> count, total, least, id
-    write_row: Any  # (row, least, cutoff, scale, shared, token_ids, weights, out)
+    write_row: Any  # (row, least, cutoff, scale, shared, rows, out)
     row_mass: Any  # (row, scale, scratch64) -> the mass of all
     reduced: Any  # (mass, key, id, shared, scratch64), a thread's -> the block's sum, and the smallest of the others
 
@@ -50,7 +50,11 @@ def finish_of(name: str, threads: int) -> Finish:
         return warp_sum64(total), warp_min_u32(least), warp_min_u32(arg)
 
     @cuda.jit(device=True)
-    def candidates(size, cutoff, scale, shared, scratch64, token_ids, weights, out, capacity):
+    def write(rows, to, token, mass, value):
+        rows.token_ids[to], rows.weights[to], rows.entry_logits[to] = token, mass, value
+
+    @cuda.jit(device=True)
+    def candidates(size, cutoff, scale, shared, scratch64, rows, out):
         lane, warp = cuda.laneid, cuda.threadIdx.x // WARP
         run = np.int32(((size + threads - 1) // threads) * WARP)
         start = np.int32(warp * run)
@@ -78,9 +82,8 @@ def finish_of(name: str, threads: int) -> Finish:
                 least = min(least, key)
                 below = np.uint32(votes & np.uint32((np.uint32(1) << np.uint32(lane)) - np.uint32(1)))
                 to = np.int32(at + cuda.popc(np.int32(below)))
-                if to < capacity:
-                    token_ids[out + to] = np.int32(shared[np.uint32(IDS + i)])
-                    weights[out + to] = mass
+                if to < rows.capacity:
+                    write(rows, np.int64(out + to), np.int32(shared[np.uint32(IDS + i)]), mass, value)
             at = np.int32(at + cuda.popc(np.int32(votes)))
         total, least, arg = reduced(total, least, arg, shared, scratch64)
         return count, total, least, arg
@@ -114,7 +117,7 @@ def finish_of(name: str, threads: int) -> Finish:
         return count, total, least, arg
 
     @cuda.jit(device=True)
-    def write_row(row, least, cutoff, scale, shared, token_ids, weights, out):
+    def write_row(row, least, cutoff, scale, shared, rows, out):
         size = np.int32(0)
         least_stored = np.uint32(least >> to_stored)
         for begin in range(0, 2 * row.num_granules, threads):
@@ -137,8 +140,8 @@ def finish_of(name: str, threads: int) -> Finish:
                     lane = np.int32(cuda.ffs(mask) - 1)
                     mask = np.int32(mask & np.int32(mask - 1))
                     value = value_of(key_of(w0, w1, w2, w3, lane))
-                    token_ids[at] = np.int32(first + lane)
-                    weights[at] = np.int64(weight(value, scale.maximum, scale.c_hi, scale.c_lo))
+                    mass = np.int64(weight(value, scale.maximum, scale.c_hi, scale.c_lo))
+                    write(rows, at, np.int32(first + lane), mass, value)
                     at = np.int64(at + 1)
                 size = np.int32(size + total)
 

@@ -74,7 +74,7 @@ def pick_of(name: str, threads: int) -> Any:
 
     @cuda.jit(device=True)
     def pick(index, mass, known_base, known_cutoff, logits, marks, bounds, rows, shared, scratch64):
-        vocabulary, capacity = logits.vocabulary, rows.capacity
+        vocabulary = logits.vocabulary
         row = open_row(logits, index, granule, marks.maxima, marks.stride)
         prefetched = maxima_of(row, 0)
         temperature, k, top_p, min_p, greedy, good = limits_of(bounds, rows, index, vocabulary)
@@ -127,25 +127,23 @@ def pick_of(name: str, threads: int) -> Any:
                     cutoff = max(cutoff, value_of(kept))
             if k == 0 and cutoff < value_of(base):
                 size = np.int32(-1)  # more is kept than was gathered
-        out = np.int64(index) * capacity
+        out = np.int64(index) * rows.capacity
         cuda.syncthreads()
         count, total, kept, arg = np.int32(0), np.int64(0), np.uint32(0), np.uint32(0)
         if size >= 0:
-            count, total, kept, arg = finish_candidates(
-                size, cutoff, scale, shared, scratch64, rows.token_ids, rows.weights, out, capacity
-            )
-        if size < 0 or (count > capacity and not greedy):  # readers walk a row that carries no entries by segments
+            count, total, kept, arg = finish_candidates(size, cutoff, scale, shared, scratch64, rows, out)
+        if size < 0 or (count > rows.capacity and not greedy):  # readers walk a row that carries no entries by segments
             cuda.syncthreads()
             count, total, kept, arg = finish_row(
                 row, cutoff, scale, shared, scratch64, rows.segments, np.int64(index) * rows.num_segments
             )
-            if count <= capacity and not greedy:
-                write_row(row, kept, cutoff, scale, shared, rows.token_ids, rows.weights, out)
+            if count <= rows.capacity and not greedy:
+                write_row(row, kept, cutoff, scale, shared, rows, out)
         if cuda.threadIdx.x == 0:
             if greedy:
                 count, total, kept = np.int32(1), np.int64(ONE), top
-                rows.token_ids[out] = np.int32(arg)
-                rows.weights[out] = np.int64(ONE)
+                rows.token_ids[out], rows.weights[out] = np.int32(arg), np.int64(ONE)
+                rows.entry_logits[out] = maximum
             rows.status[index], rows.greedy[index] = _OK, np.uint8(1 if greedy else 0)
             # A kept -0.0 and a kept +0.0 are one value.
             rows.maximum[index], rows.cutoff[index] = maximum, np.float32(value_of(kept) + np.float32(0.0))

@@ -23,6 +23,7 @@ class Rows(NamedTuple):
     temperature: Any
     token_ids: Any  # [R, capacity]
     weights: Any
+    entry_logits: Any
     segments: Any  # int64 [R, num_segments]: masses of WARP granules each, of a row without entries
     capacity: Any
     num_segments: Any
@@ -32,7 +33,7 @@ ROWS = record_of(
     Rows,
     pointer_to(types.uint8), pointer_to(float32), pointer_to(float32), pointer_to(int64), pointer_to(int32),
     pointer_to(int32), pointer_to(types.uint8), pointer_to(float32), pointer_to(int32), pointer_to(int64),
-    pointer_to(int64), int32, int32,
+    pointer_to(float32), pointer_to(int64), int32, int32,
 )  # fmt: skip
 
 
@@ -43,8 +44,8 @@ def rows_argument(support: Support) -> Rows:
     return Rows(
         pointer(support.status), pointer(support.maximum), pointer(support.cutoff), pointer(support.total),
         pointer(support.count), pointer(support.argmax), pointer(support.greedy), pointer(support.temperature),
-        pointer(support.token_ids), pointer(support.weights), pointer(support.walk.segments),
-        support.capacity, support.walk.segments.shape[1],
+        pointer(support.token_ids), pointer(support.weights), pointer(support.walk.entry_logits),
+        pointer(support.walk.segments), support.capacity, support.walk.segments.shape[1],
     )  # fmt: skip
 
 

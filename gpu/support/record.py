@@ -29,6 +29,7 @@ class Walk:
 
     maxima: Array  # uint16 [R, stride]: the order key of the largest logit of each granule, cut to 16 bits
     segments: Array  # int64 [R, S]: kept weight of each 32 granules, of a row that carries no entries
+    entry_logits: Array  # float32 [R, capacity]: of the support's token_ids, where those are defined
     chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
     no_min_p: Array  # float32 [R]: zeros, for a call without min_p
@@ -37,6 +38,7 @@ class Walk:
     sums: Array  # int64 [R, 10]: zero between calls
     tally: Array  # int32 [R, BINS]: zero between calls
     inside: Array  # int32 [R, 2, room]
+    known: Array  # int32 [R, chunks + 1]: of gpu/capture/spread.py; zero between calls
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ FACTORIES = (
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
     (rounds_device, "round_kernel"),
+    (rounds_device, "spread_kernel"),
 )
 READERS = (support_device, verification_device, capture_device, rounds_device)
 

@@ -6,6 +6,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import gpu
+from gpu.capture.device import allocate
 from gpu.support import device as support_device
 from gpu.support import whole, window
 from gpu.support.cutoffs import mass_limit
@@ -114,3 +116,30 @@ def test_neither_block_nor_place_changes_a_bit():
     with Paths():
         for threads, skew in ((32, 7), (128, 1)):  # held against the host each time
             Simulated(threads, skew, whole_rows=True).select_support(x, *parameters, capacity=90)
+
+
+@pytest.mark.parametrize(("dtype", "size", "skew", "room"), [("float32", 1100, 3, 2000), ("bfloat16", 1100, 9, 1100)])
+def test_masks_without_entries_are_written_by_many_blocks(dtype, size, skew, room):
+    """Over two and three chunks a row, beside a row with entries; and again with the last row beyond the room."""
+    x = of(["normal", "steps", "holes"], size, 54)[None]
+    parameters = (
+        np.array([1, 1, 2], np.float32), np.array([0, 20, 0], np.int32), np.array([1, 1, 0.9], np.float32),
+        np.zeros(3, np.float32),
+    )  # fmt: skip
+    drafts, coins = x.argmax(-1)[:, :-1].astype(np.int32), (np.zeros((1, 3)), np.full((1, 3), 0.5))
+    arguments = cast(x, dtype), *parameters, drafts, np.full(1, 2, np.int32), *coins, np.ones(1, np.bool_), size
+    backend = Simulated(32, skew, whole_rows=True)
+    support, _, want = backend.run_round(*arguments, capacity=50)
+    for got, expected in zip((support, want), HOST.run_round(*arguments, capacity=50)[::2], strict=True):
+        assert_same(got, expected)
+    assert (support.count > 50).tolist() == [True, False, True]
+    assert (want.offsets[-1] > room) == (dtype == "bfloat16")
+    out = allocate(1, 3, room)
+    out.token_ids[:] = -7
+    with backend.patched():
+        up = map(backend.to_device, arguments)
+        gpu.run_round(*up, capacity=50, whole_rows=True, out=(None, None, out))
+    written = int(want.offsets[want.offsets <= room][-1])
+    np.testing.assert_array_equal(out.token_ids[:written], want.token_ids[:written])
+    np.testing.assert_array_equal(out.logprobs[:written], want.logprobs[:written])
+    assert (out.token_ids[written:] == -7).all()
