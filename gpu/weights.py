@@ -65,6 +65,17 @@ def split_scale(temperature):
     return c_hi, np.float32(scale - np.float64(c_hi))
 
 
+@njit(nogil=True)
+def _power_of_two(f):
+    # 2^f, f in [-1/2, 1/2].
+    power = fma(f, _C6, _C5)
+    power = fma(power, f, _C4)
+    power = fma(power, f, _C3)
+    power = fma(power, f, _C2)
+    power = fma(power, f, _C1)
+    return fma(power, f, np.float32(1.0))
+
+
 @njit(nogil=True, error_model="numpy")
 def weight(x, maximum, c_hi, c_lo):
     """The weight of float32 logit x (int64, 0..2^44). -inf weighs 0."""
@@ -77,14 +88,8 @@ def weight(x, maximum, c_hi, c_lo):
     t_lo = fma(d, np.float32(c_lo), fma(d, np.float32(c_hi), -t_hi))
     n = rint(t_hi)
     f = (t_hi - n) + t_lo
-    power = fma(f, _C6, _C5)
-    power = fma(power, f, _C4)
-    power = fma(power, f, _C3)
-    power = fma(power, f, _C2)
-    power = fma(power, f, _C1)
-    power = fma(power, f, np.float32(1.0))
     scale = np.int32((np.int32(n) + _EXPONENT_BIAS) << np.int32(23)).view(np.float32)
-    fixed = np.int64(power * scale)
+    fixed = np.int64(_power_of_two(f) * scale)
     return fixed if alive else np.int64(0)
 
 
@@ -105,14 +110,8 @@ def weight_of_difference(d, c_hi, c_lo):
     t_lo = fma(d, np.float32(c_lo), fma(d, np.float32(c_hi), -t_hi))
     shifted = np.float32(t_hi + _SHIFT)
     f = (t_hi - np.float32(shifted - _SHIFT)) + t_lo
-    power = fma(f, _C6, _C5)
-    power = fma(power, f, _C4)
-    power = fma(power, f, _C3)
-    power = fma(power, f, _C2)
-    power = fma(power, f, _C1)
-    power = fma(power, f, np.float32(1.0))
     scale = np.int32(np.int32(shifted.view(np.int32) << np.int32(23)) + _UNIT_BITS).view(np.float32)
-    return np.int64(power * scale)
+    return np.int64(_power_of_two(f) * scale)
 
 
 @njit(nogil=True)
