@@ -16,6 +16,7 @@ from gpu.device.rows import stored_maximum
 from gpu.device.vectors import format_of, in_row
 from gpu.support.cutoffs import mass_limit
 from gpu.support.gather import BOX, KEYS, SCRATCHES, WORK
+from gpu.support.keys import Keys, keys_between, keys_in_slot, slot_of
 from gpu.weights import weight
 
 LEVEL = 10
@@ -59,19 +60,6 @@ def _mass_at(shared, slot):
     return np.int64((high << np.int64(32)) + low)
 
 
-@cuda.jit(device=True)
-def shift_of(low, high):
-    """How far keys of this window are shifted to become slots."""
-    length = np.int32(32 - cuda.clz(np.int32(np.uint32(high - low))))
-    return np.uint32(max(np.int32(length - LEVEL), np.int32(0)))
-
-
-@cuda.jit(device=True)
-def _narrow(low, high, slot, shift):
-    low = np.uint32(low + np.uint32(np.uint32(slot) << shift))
-    return low, min(high, np.uint32(low + np.uint32(np.uint32(np.uint32(1) << shift) - np.uint32(1))))
-
-
 @lru_cache
 def levels_of(name: str, threads: int) -> Levels:
     """The searches for logits of this dtype."""
@@ -82,29 +70,29 @@ def levels_of(name: str, threads: int) -> Levels:
     per_thread = SLOTS // threads
 
     @cuda.jit(device=True)
-    def add(key, low, high, shift, scale, shared):
-        if low <= key <= high:
-            slot = np.int32(np.uint32(key - low) >> shift)
+    def add(key, keys, scale, shared):
+        if keys.low <= key <= keys.high:
+            slot = slot_of(keys, key)
             cuda.atomic.add(shared, np.uint32(WORK + slot), 1)
             _add_mass(shared, slot, weight(value_of(key), scale.maximum, scale.c_hi, scale.c_lo))
 
     @cuda.jit(device=True)
-    def tally(row, size, low, high, shift, scale, shared):
+    def tally(row, size, keys, scale, shared):
         for i in range(cuda.threadIdx.x, 3 * SLOTS, threads):
             shared[np.uint32(WORK + i)] = 0
         cuda.syncthreads()
         if size >= 0:
             for i in range(cuda.threadIdx.x, size, threads):
-                add(np.uint32(shared[np.uint32(KEYS + i)]), low, high, shift, scale, shared)
+                add(np.uint32(shared[np.uint32(KEYS + i)]), keys, scale, shared)
         else:
-            least = np.uint32(low >> to_stored)
+            least = np.uint32(keys.low >> to_stored)
             for vector in range(cuda.threadIdx.x, 2 * row.num_granules, threads):
                 if stored_maximum(row, vector >> 1) >= least:
                     w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + vector))
                     first = np.int32(vector * lanes - row.head)
                     for lane in range(lanes):
                         if in_row(first, lane, row.vocabulary):
-                            add(key_of(w0, w1, w2, w3, lane), low, high, shift, scale, shared)
+                            add(key_of(w0, w1, w2, w3, lane), keys, scale, shared)
         cuda.syncthreads()
 
     @cuda.jit(device=True)
@@ -147,10 +135,9 @@ def levels_of(name: str, threads: int) -> Levels:
 
     @cuda.jit(device=True)
     def kth(row, size, base, top, k, scale, shared, scratch64):
-        low, high, above, mass_above = base, top, np.int32(0), np.int64(0)
-        shift = shift_of(low, high)
+        keys, above, mass_above = keys_between(base, top, LEVEL), np.int32(0), np.int64(0)
         while True:
-            tally(row, size, low, high, shift, scale, shared)
+            tally(row, size, keys, scale, shared)
             if cuda.threadIdx.x == 0:
                 shared[BOX] = -1
             slot, own, mass = own_slots(shared)
@@ -162,19 +149,17 @@ def levels_of(name: str, threads: int) -> Levels:
             cuda.syncthreads()
             if found < 0:  # fewer than k: all of them
                 return base, mass_total
-            low, high = _narrow(low, high, found, shift)
-            if shift == 0:
-                return low, mass
-            shift = np.uint32(shift - np.uint32(LEVEL)) if shift > np.uint32(LEVEL) else np.uint32(0)
+            last = keys.shift == 0
+            keys = keys_in_slot(keys, found, LEVEL)
+            if last:
+                return keys.low, mass
 
     @cuda.jit(device=True)
     def crossing(row, size, floor, top, above, top_p, whole, scale, shared, scratch64):
         # above: the mass of the keys beyond `top`; a crossing there isn't reached here.
-        low, high = floor, top
-        limit = mass_limit(top_p, whole)
-        shift = shift_of(low, high)
+        keys, limit = keys_between(floor, top, LEVEL), mass_limit(top_p, whole)
         while True:
-            tally(row, size, low, high, shift, scale, shared)
+            tally(row, size, keys, scale, shared)
             if cuda.threadIdx.x == 0:
                 shared[BOX + 2] = -1
             slot, _, mass = own_slots(shared)
@@ -185,16 +170,16 @@ def levels_of(name: str, threads: int) -> Levels:
             cuda.syncthreads()
             if found < 0:
                 return floor, False
-            low, high = _narrow(low, high, found, shift)
-            if shift == 0:
-                return low, True
-            shift = np.uint32(shift - np.uint32(LEVEL)) if shift > np.uint32(LEVEL) else np.uint32(0)
+            last = keys.shift == 0
+            keys = keys_in_slot(keys, found, LEVEL)
+            if last:
+                return keys.low, True
 
     @cuda.jit(device=True)
     def both(row, size, base, top, k, top_p, whole, scale, shared, scratch64):
         # Where top - base < SLOTS. k = 0: no top-k; whole = 0: the mass of the top-k set.
         # Returns the k-th key, the crossing key (not below it), whether the mass reached the limit.
-        tally(row, size, base, top, np.uint32(0), scale, shared)
+        tally(row, size, Keys(base, top, np.uint32(0)), scale, shared)
         if cuda.threadIdx.x == 0:
             shared[BOX], shared[BOX + 2] = -1, -1
         slot, own, mass = own_slots(shared)

@@ -14,6 +14,7 @@ from gpu.device.block import WARP, block_of
 from gpu.device.instructions import load_kept
 from gpu.device.rows import stored_maximum
 from gpu.device.vectors import format_of, in_row
+from gpu.support.keys import keys_between, keys_in_slot, slot_of
 
 LEVEL = 11
 SLOTS = 1 << LEVEL
@@ -62,22 +63,22 @@ MAXIMA = Maxima(_count, _load, _key)
 
 
 @cuda.jit(device=True)
-def _add(key, low, high, shift, shared):
-    if low <= key <= high:
-        cuda.atomic.add(shared, BINS + np.int32(np.uint32(key - low) >> shift), 1)
+def _add(key, keys, shared):
+    if keys.low <= key <= keys.high:
+        cuda.atomic.add(shared, BINS + slot_of(keys, key), 1)
 
 
 @cuda.jit(device=True)
-def _add_eight(words, eight, row, low, high, shift, coarse, shared):
+def _add_eight(words, eight, row, keys, coarse, shared):
     largest = np.uint32(0)
     for i in range(8):
         if 8 * eight + i < row.num_granules:
             key = _key(words, i)
             largest = max(largest, key)
             if not coarse:
-                _add(key, low, high, shift, shared)
+                _add(key, keys, shared)
     if coarse:
-        _add(largest, low, high, shift, shared)
+        _add(largest, keys, shared)
 
 
 def _search_by(tally: Any, threads: int) -> Any:
@@ -104,32 +105,30 @@ def _search_by(tally: Any, threads: int) -> Any:
 
     @cuda.jit(device=True)
     def search(row, need, base, top, coarse, shared):
-        low, high, shift, above = base, top, np.uint32(0), np.int32(0)
+        low, above = np.uint32(base), np.int32(0)
         if np.uint32(top - base) >= SLOTS:
             low = np.uint32(top - np.uint32(SLOTS - 1))
+        keys = keys_between(low, top, LEVEL)
         while True:
             for i in range(cuda.threadIdx.x, SLOTS, threads):
                 shared[BINS + i] = 0
             if cuda.threadIdx.x == 0:
                 shared[BOX] = -1
             cuda.syncthreads()
-            tally(row, low, high, shift, coarse, shared)
+            tally(row, keys, coarse, shared)
             cuda.syncthreads()
             reached = find(above, need, shared)
             found, found_above = np.int32(shared[BOX]), np.int32(shared[BOX + 1])
             cuda.syncthreads()
             if found < 0:
-                if low == base:
-                    return base, reached
-                above, high, low = reached, np.uint32(low - np.uint32(1)), base
-                length = np.int32(32 - cuda.clz(np.int32(np.uint32(high - low))))
-                shift = np.uint32(max(np.int32(length - LEVEL), np.int32(0)))
+                if keys.low == base:
+                    return np.uint32(base), reached
+                above, keys = reached, keys_between(base, np.uint32(keys.low - np.uint32(1)), LEVEL)
             else:
-                low, above = np.uint32(low + np.uint32(np.uint32(found) << shift)), found_above
-                if shift == 0:
-                    return low, above
-                high = min(high, np.uint32(low + np.uint32(np.uint32(np.uint32(1) << shift) - np.uint32(1))))
-                shift = np.uint32(shift - np.uint32(LEVEL)) if shift > np.uint32(LEVEL) else np.uint32(0)
+                last, above = keys.shift == 0, found_above
+                keys = keys_in_slot(keys, found, LEVEL)
+                if last:
+                    return keys.low, above
 
     return search
 
@@ -157,17 +156,17 @@ def search_of(name: str, threads: int) -> Search:
     lanes, key_of, negative_zero = form.lanes, form.key, np.uint32(form.negative_zero)
 
     @cuda.jit(device=True)
-    def tally_maxima(row, low, high, shift, coarse, shared):
+    def tally_maxima(row, keys, coarse, shared):
         for begin in range(0, _count(row), 2 * threads):
             first = np.int32(begin + cuda.threadIdx.x)
             second = np.int32(first + threads)
             a, b = _load(row, first), _load(row, second)
-            _add_eight(a, first, row, low, high, shift, coarse, shared)
-            _add_eight(b, second, row, low, high, shift, coarse, shared)
+            _add_eight(a, first, row, keys, coarse, shared)
+            _add_eight(b, second, row, keys, coarse, shared)
 
     @cuda.jit(device=True)
-    def tally_elements(row, low, high, shift, coarse, shared):
-        least = reach(low)
+    def tally_elements(row, keys, coarse, shared):
+        least = reach(keys.low)
         for vector in range(cuda.threadIdx.x, 2 * row.num_granules, threads):
             if stored_maximum(row, vector >> 1) >= least:
                 w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + vector))
@@ -177,6 +176,6 @@ def search_of(name: str, threads: int) -> Search:
                         key = key_of(w0, w1, w2, w3, lane)
                         if key == negative_zero:
                             key = np.uint32(key + np.uint32(1))
-                        _add(key, low, high, shift, shared)
+                        _add(key, keys, shared)
 
     return Search(_search_by(tally_maxima, threads), _search_by(tally_elements, threads))
