@@ -24,9 +24,9 @@ def slot_bytes(target: Any, draft: Any, room: int, max_support: int) -> int:
     logits = width * target.vocab_size
     # Logits, a grammar round's copy of them, a float32 copy, the laws of drafts and the filter's notes; then supports
     # on the device, masks on their way, and what penalties and biases read.
-    working = logits * (2 * target.dtype.itemsize + 4 + (0 if draft is None else 8) + 1)
+    working = logits * (2 * target.dtype.itemsize + 4 + (0 if draft is None else 8) + 2)
     working += target.vocab_size * Adjusting.BYTES_A_TOKEN
-    masks = width * min(max_support, target.vocab_size) * (12 + 3 * 8)
+    masks = width * min(max_support, target.vocab_size) * (16 + 3 * 8)
     return sum(cache.full_bytes() for cache in caches if isinstance(cache, RowCache)) + working + masks
 
 
