@@ -1,6 +1,7 @@
 """What of the engine's benchmark runs without a device: its checks, its comparisons, and the whole of it, small."""
 
 import json
+import re
 
 import pytest
 
@@ -101,6 +102,15 @@ def test_the_whole_command_and_a_part_that_fails(tmp_path, monkeypatch):
     assert set(figures["masks_on_over_off"]) == {"ordinary", "own"}
     assert figures["soak"] == {"method": "own", "tokens": 256, "requested": 256, "masks": 256, **RIGHT}
     assert "ordinary, off, greedy, batch 2 over generate" in figures["ratios"]
+    file = tmp_path / "README.md"
+    file.write_text("before\n<!-- engine:begin -->\nold\n<!-- engine:end -->\nbehind\n")
+    assert main(["--table", "--results", str(tmp_path), "--into", str(file)]) == 0
+    lines = file.read_text().splitlines()
+    assert "old" not in lines
+    assert "| tokens/s (tokens a round, ms a round) | ordinary | own | own x |" in lines
+    row = next(line for line in lines if line.startswith("| top-K 32, T=1, batch 2 |"))
+    assert re.fullmatch(r"\| top-K 32, T=1, batch 2 (\| [\d,]+ \(\d\.\d\d, \d+\.\d\d\) ){2}\| \d+\.\d\d \|", row)
+    assert any(line.startswith("- Soak, own: 256 tokens, 256 requested, 256 masks, 0 missing") for line in lines)
 
 
 def test_what_there_is_no_time_for_is_said(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@
                                 [--compile] [--proposal auto] [--peer-batch 8] [--peer-tokens 32]
                                 [--no-compiled-peer] [--on-off-rounds 6] [--soak 98304] [--seconds 240]
                                 [--results FOLDER] [--device cuda]
+    python -m benchmarks.engine --table [--into FILE]
 
 Settings of an arm: "off": top-k 64 and top-p 0.95, nothing recorded; "top-K 32" and "top-K 128": supports of that many
 tokens recorded with their log-probabilities; "filtered": supports of top-p 0.95 on the 1,024 likeliest. A run asks as

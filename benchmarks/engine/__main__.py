@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from benchmarks import engine
 from benchmarks.engine.measure import Measurement
 from benchmarks.engine.plan import SETTINGS
-from benchmarks.report import RESULTS
+from benchmarks.engine.table import tables
+from benchmarks.report import RESULTS, insert_into
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=240, help="begin nothing new after this long")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--device", default="cuda", help="cpu: without graphs, to try it out")
+    parser.add_argument("--table", action="store_true", help="print the tables of the results instead")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="with --table: put them between FILE's markers")
     options = parser.parse_args(arguments)
+    if options.table:
+        found = tables(json.loads((options.results / "engine.json").read_text()))
+        insert_into(options.into, "engine", found) if options.into else print(found)
+        return 0
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error("no CUDA device: the engine's graphs need one; for the CPU there is benchmarks.decode")
     # CUPTI that is taken down and set up again between graphs has crashed; it stays.
