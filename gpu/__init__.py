@@ -5,6 +5,9 @@ history_words, count_committed
                  a slot's history, a word a token, and what a round adds to it
 prompt_lookup    drafts from what followed the last tokens before
 select_support   temperature, top-k, top-p, min-p: the kept set of each row
+draw_drafts      drafts from a draft's logits, under the policies of their requests
+LogitsLaw, dense_law
+                 the laws that they were drawn from: by the logits, and written out
 verify_chain     which drafts are kept, and the token after them
 capture_masks    the supports of what was committed, packed
 run_round        filter, verification and capture of a round; on a device in two launches, or five
@@ -35,6 +38,7 @@ from gpu.device.foreign import array_at, on_stream, release_memory
 from gpu.lookup import prompt_lookup
 from gpu.moving import beside, to_host
 from gpu.progress import DECODING, FIRST, IDLE, Progress, advance, append_tokens
+from gpu.proposal import Drawn, LogitsLaw, dense_law, draw_drafts
 from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.replay import row_sums, support_log_softmax, support_log_softmax_backward
 from gpu.rounds import run_round
@@ -60,8 +64,10 @@ __all__ = [
     "OVERFLOW",
     "PROPOSAL",
     "Capture",
+    "Drawn",
     "History",
     "LogitBias",
+    "LogitsLaw",
     "Progress",
     "RoundBuffer",
     "SlotHistory",
@@ -74,6 +80,8 @@ __all__ = [
     "beside",
     "capture_masks",
     "count_committed",
+    "dense_law",
+    "draw_drafts",
     "history_words",
     "on_stream",
     "pack_masks",

@@ -9,12 +9,13 @@ from typing import Any
 from gpu.adjust.record import History, LogitBias
 from gpu.arrays import Array, on_device
 from gpu.capture.record import Capture
+from gpu.proposal.record import LogitsLaw
 from gpu.support.record import Support
 from gpu.verification.record import Verdict
 
 
 def to_host(value: Any) -> Any:
-    """A NumPy array, or a Support, Verdict or Capture of NumPy arrays as the host's kernels make them.
+    """A NumPy array, or a Support, Verdict, Capture or LogitsLaw of NumPy arrays as the host's kernels make them.
 
     What is on the host already comes back itself; a device's is copied, and waited for, on CuPy's current stream. Of a
     Support the entries behind a row's count, and of a row that carries none, aren't defined.
@@ -25,6 +26,8 @@ def to_host(value: Any) -> Any:
         return _mapped(replace(value, walk=None), to_host) if on_device(value.status) else value
     if isinstance(value, Verdict):
         return _mapped(value, to_host) if on_device(value.tokens) else value
+    if isinstance(value, LogitsLaw):
+        return _law_mapped(value, to_host) if on_device(value.logits) else value
     if not on_device(value):
         return value
     from gpu.device.memory import download
@@ -33,14 +36,16 @@ def to_host(value: Any) -> Any:
 
 
 def beside(array: Array, value: Any) -> Any:
-    """An array, Verdict, History or LogitBias where `array` is: itself, or its copy, queued on CuPy's current stream.
+    """An array, Verdict, History, LogitBias or LogitsLaw where `array` is: itself, or its copy.
 
-    What comes from a device is waited for.
+    A copy is queued on CuPy's current stream; what comes from a device is waited for.
     """
     if not on_device(array):
         return to_host(value)
     if isinstance(value, Verdict | History | LogitBias):
         return _mapped(value, lambda own: beside(array, own))
+    if isinstance(value, LogitsLaw):
+        return _law_mapped(value, lambda own: beside(array, own))
     if on_device(value):
         return value
     from gpu.device.memory import upload
@@ -59,6 +64,11 @@ def _capture_to_host(capture: Capture) -> Capture:
         to_host(capture.status), to_host(capture.failed_row), to_host(capture.counts), row_start,
         offsets[: num_rows + 1], to_host(capture.token_ids[:total]), to_host(capture.logprobs[:total]),
     )  # fmt: skip
+
+
+def _law_mapped(law: LogitsLaw, change: Any) -> LogitsLaw:
+    parts = {name: change(values) for name, (values, _, _) in law.parts().items()}
+    return replace(law, logits=change(law.logits), **parts)
 
 
 def _mapped(record: Any, change: Any) -> Any:

@@ -13,6 +13,7 @@ import math
 import numpy as np
 from numba import njit
 
+from gpu.draft_law import draft_probability
 from gpu.instructions import product
 from gpu.logit_rows import load
 from gpu.weights import log_probability, split_scale, weight
@@ -80,10 +81,10 @@ def log_probability_of(token, flat, start, support, row):
 
 
 @njit(nogil=True)
-def _load_law(chunk, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights):
-    """load_chunk, with `removed` or the proposal taken out; -1 if the proposal isn't a distribution."""
+def _load_law(chunk, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights):
+    """load_chunk, with `removed` or the draft's law taken out; -1 if that isn't a distribution."""
     num = load_chunk(chunk, flat, start, vocabulary, support, row, ids, weights)
-    if proposal_start < 0:
+    if draft_row < 0:
         for i in range(num):
             if ids[i] == removed:
                 weights[i] = 0
@@ -91,7 +92,7 @@ def _load_law(chunk, removed, proposal, proposal_start, flat, start, vocabulary,
     total = np.float64(support.total[row])
     bad = 0
     for i in range(num):
-        draft_prob = np.float64(load(proposal, proposal_start + ids[i]))
+        draft_prob = draft_probability(laws, draft_row, ids[i])
         residual = np.float64(weights[i]) - product(draft_prob, total)
         weights[i] = np.int64(residual) if residual > 0 else np.int64(0)
         bad += 0 if draft_prob >= 0 else 1
@@ -116,20 +117,18 @@ def _last_positive(ids, weights, num):
 
 
 @njit(nogil=True)
-def draw_token(uniform, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights):
-    """A draw from a row's policy, changed in one of two ways; -1 if the proposal isn't a distribution.
+def draw_token(uniform, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights):
+    """A draw from a row's policy, changed in one of two ways; -1 if the draft's law isn't a distribution.
 
-    removed >= 0: without that token. proposal_start >= 0: from trunc(max(0, weight - draft_prob * total))
-    with the draft_probs there. Where nothing is left, from the policy itself.
+    removed >= 0: without that token. draft_row >= 0: from trunc(max(0, weight - draft_prob * total)) with the
+    draft_probs of that row of the laws. Where nothing is left, from the policy itself.
     """
     chunks = num_chunks(support, row, vocabulary)
     total = support.total[row]
-    if proposal_start >= 0:
+    if draft_row >= 0:
         total = np.int64(0)
         for chunk in range(chunks):
-            num = _load_law(
-                chunk, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights
-            )
+            num = _load_law(chunk, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights)
             if num < 0:
                 return np.int32(-1)
             for i in range(num):
@@ -137,11 +136,11 @@ def draw_token(uniform, removed, proposal, proposal_start, flat, start, vocabula
     elif removed >= 0:
         total -= weight_of(removed, flat, start, support, row)
     if total == 0:
-        total, removed, proposal_start = support.total[row], np.int32(-1), np.int64(-1)
+        total, removed, draft_row = support.total[row], np.int32(-1), np.int64(-1)
     threshold = np.int64(math.floor(uniform * np.float64(total)))
     mass, last = np.int64(0), np.int32(-1)
     for chunk in range(chunks):
-        num = _load_law(chunk, removed, proposal, proposal_start, flat, start, vocabulary, support, row, ids, weights)
+        num = _load_law(chunk, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights)
         chunk_mass = np.int64(0)
         for i in range(num):
             chunk_mass += weights[i]

@@ -10,6 +10,7 @@ import numpy as np
 
 import gpu
 
+DRAWN_FIELDS = ("index", "maximum", "cutoff", "scale", "share")
 SUPPORT_FIELDS = ("status", "maximum", "cutoff", "total", "count", "argmax", "greedy")
 
 
@@ -21,6 +22,7 @@ class Host:
     verify_chain = staticmethod(gpu.verify_chain)
     capture_masks = staticmethod(gpu.capture_masks)
     run_round = staticmethod(gpu.run_round)
+    draw_drafts = staticmethod(lambda *arguments, **options: draw_all(lambda array: array, *arguments, **options))
     support_log_softmax = staticmethod(gpu.support_log_softmax)
     support_log_softmax_backward = staticmethod(gpu.support_log_softmax_backward)
     row_sums = staticmethod(gpu.row_sums)
@@ -78,6 +80,17 @@ class Device:
                 assert_same(got, want)
         return results
 
+    def draw_drafts(self, *arguments, **options):
+        """See `draw_all`; with each hint into the same memory again."""
+        want, own = draw_all(lambda array: array, *arguments, **options), None
+        for whole_rows in (*self.hints, *self.hints):
+            own = draw_all(self.up, *arguments, **options, whole_rows=whole_rows, out=own)
+            for name in DRAWN_FIELDS:
+                got, expected = self.down(getattr(own, name)), getattr(want, name)
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
+                assert same_bits(got, expected).all(), name
+        return want
+
     def support_log_softmax(self, *arguments):
         return self._call_for_array(gpu.support_log_softmax, arguments)
 
@@ -119,6 +132,9 @@ class Device:
         """An argument of a public function: arrays, records that `to_host` made, or anything else."""
         if isinstance(value, np.ndarray):
             return self.up(value)
+        if isinstance(value, gpu.LogitsLaw):
+            fields = {name: self.to_device(getattr(value, name)) for name in value.parts()}
+            return dataclasses.replace(value, logits=self.up(value.logits), **fields)
         return getattr(value, "on_device", value)
 
     def to_host(self, record):
@@ -140,6 +156,19 @@ class Device:
 
 
 HOST, DEVICE = Host(), Device()
+
+
+def draw_all(up, logits, parameters, uniforms, in_turn=False, out=None, **options):
+    """What `gpu.draw_drafts` makes of logits [B, D, n], policies of B * D rows and uniforms [B, D], all at once or a
+    draft of each request at a time."""
+    batch, num_drafts, _ = logits.shape
+    logits, coins = up(logits), up(uniforms)
+    index = up(np.full((batch, num_drafts), -7)) if out is None else out.index
+    width = 1 if in_turn else num_drafts
+    for k in range(0, num_drafts, width):
+        own = [up(np.ascontiguousarray(x.reshape(batch, num_drafts)[:, k : k + width].reshape(-1))) for x in parameters]
+        out = gpu.draw_drafts(logits[:, k : k + width], *own, coins, index, k, **options, out=out)
+    return out
 
 
 def memory_of(array):

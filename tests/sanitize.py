@@ -67,6 +67,7 @@ def run_rounds():
 
     from tests import device_replay
     from tests.backends import HOST, Device
+    from tests.laws import PLACES, law_of, make_drafting
     from tests.rounds import make_proposal, make_round, run_round
 
     class Sanitized(Device):
@@ -84,6 +85,16 @@ def run_rounds():
         exact = HOST.select_support(round_.rows, *round_.parameters, filter_order=order, capacity=size)
         for proposal in (None, make_proposal(seed, round_, exact, of_proposal)):
             run_round(Sanitized(), round_, order, capacity, 1 + size // 2, proposal)
+        if width > 1:
+            places = PLACES[seed % len(PLACES)]
+            drafting = make_drafting(
+                seed, batch, width - 1, size if places == "by token" else 1 + size // 2, of_proposal
+            )
+            drawn = Sanitized().draw_drafts(
+                drafting.logits, drafting.parameters, drafting.uniforms, in_turn=seed % 2 == 0, filter_order=order
+            )
+            law = law_of(drafting, drawn, places, size)
+            run_round(Sanitized(), round_, order, capacity, 1 + size // 2, law)
     for name in device_replay.CASES:
         device_replay.check_case(Sanitized(), name)
 

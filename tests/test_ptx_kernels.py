@@ -13,6 +13,7 @@ import pytest
 from gpu.capture.kernel import capture_kernel
 from gpu.capture.relay import relay_kernel
 from gpu.capture.spread import spread_kernel
+from gpu.proposal.kernel import draw_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support.narrow import narrow_kernel
 from gpu.support.pick import pick_kernel
@@ -20,6 +21,7 @@ from gpu.support.pick_whole import pick_whole_kernel
 from gpu.support.scan import scan_kernel
 from gpu.support.weigh import weigh_kernel
 from gpu.verification.chain import verify_kernel
+from gpu.verification.law import by_logits
 from tests.ptx import analyse, compile_ptx
 from tests.strategies import DTYPES
 
@@ -45,6 +47,11 @@ KERNELS = {
     "pick_whole bfloat16": (pick_whole_kernel, "bfloat16"),
     "round_whole float32": (round_kernel, "float32", None, True),
     **{f"spread {name}": (spread_kernel, name) for name in DTYPES[::2]},
+    "verify_by_logits bfloat16": (verify_kernel, "bfloat16", by_logits("float32")),
+    "verify_by_logits float32": (verify_kernel, "float32", by_logits("bfloat16")),
+    "round_by_logits bfloat16": (round_kernel, "bfloat16", by_logits("float16")),
+    "draw bfloat16": (draw_kernel, "bfloat16"),
+    "draw_whole float32": (draw_kernel, "float32", True),
 }
 SPILLED = {
     "pick": 400,
@@ -54,6 +61,9 @@ SPILLED = {
     "narrow": 192,
     "pick_whole": 400,
     "round_whole": 400,
+    # Where a rejected draft's law is taken from its policy, which reads two rows.
+    "verify_by_logits": 400,
+    "round_by_logits": 800,
 }  # bytes of stores and loads at the registers that the kernel allows itself
 
 
@@ -70,7 +80,10 @@ def cases(*kinds):
     return pytest.mark.parametrize("case", [case for case in KERNELS if case.split()[0] in kinds])
 
 
-LATER = "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole", "spread"
+LATER = (
+    "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole", "spread",
+    "verify_by_logits", "round_by_logits", "draw", "draw_whole",
+)  # fmt: skip
 ALL = "scan", "relay", *LATER
 
 
@@ -108,7 +121,8 @@ def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
 @cases(*LATER)
 def test_rows_are_read_again_wide(case):
     wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24, "weigh": 4, "narrow": 4}
-    wide |= {"pick_whole": 9, "round_whole": 24, "spread": 4}
+    wide |= {"pick_whole": 9, "round_whole": 24, "spread": 4, "verify_by_logits": 4, "round_by_logits": 24}
+    wide |= {"draw": 24, "draw_whole": 24}
     assert compiled(case)[2].num_16_byte_loads >= wide[case.split()[0]]
 
 
@@ -117,7 +131,8 @@ def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
     limits = {"pick": 60, "verify": 190, "capture": 80, "round": 290, "weigh": 60, "narrow": 10}
-    limits |= {"pick_whole": 80, "round_whole": 310, "spread": 70}
+    limits |= {"pick_whole": 80, "round_whole": 310, "spread": 70, "verify_by_logits": 190, "round_by_logits": 290}
+    limits |= {"draw": 210, "draw_whole": 230}
     assert facts.num_f64 <= limits[case.split()[0]]
     if case.startswith(("pick", "weigh", "narrow")):
         least = {"weigh": 4}.get(case.split()[0], 1)  # weights in the loop; its search for a window has one a bin
@@ -126,7 +141,7 @@ def test_float64_is_rare(case):
         assert not any(computes_in_f64(loop) for loop in weighing)
 
 
-@cases("scan", "pick", "verify", "capture")
+@cases("scan", "pick", "verify", "verify_by_logits", "capture", "draw")
 def test_atomics_are_32_bits_wide(case):
     for name in compiled(case)[2].atomics:
         assert name.endswith(("u32", "s32", "b32")), name

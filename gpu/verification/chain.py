@@ -16,6 +16,7 @@ from gpu.device.rows import LOGITS, row_start, row_without_maxima
 from gpu.device.vectors import element_of, format_of
 from gpu.support.policy import ROWS, log_probability_under, log_scale, open_policy, weight_under
 from gpu.verification.draw import Law, draw_of
+from gpu.verification.law import LAWS, law_of
 
 THREADS = 512
 MAX_REGISTERS = 64  # two blocks a multiprocessor
@@ -31,7 +32,7 @@ class Requests(NamedTuple):
     num_drafts: Any  # int32 [B]
     accept_uniforms: Any  # float64 [B, W]
     draw_uniforms: Any
-    proposal: Any  # Logits: the draft probabilities [B, W - 1, V], where there are any
+    laws: Any  # Laws: what the drafts were drawn from, where they were
     threshold_single: Any
     threshold_acc: Any
 
@@ -49,7 +50,7 @@ class Verdicts(NamedTuple):
 
 REQUESTS = record_of(
     Requests,
-    pointer_to(int32), pointer_to(int32), pointer_to(float64), pointer_to(float64), LOGITS, float64, float64,
+    pointer_to(int32), pointer_to(int32), pointer_to(float64), pointer_to(float64), LAWS, float64, float64,
 )  # fmt: skip
 VERDICTS = record_of(
     Verdicts,
@@ -60,13 +61,13 @@ VERDICTS = record_of(
 
 @lru_cache
 def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
-    """A device function that verifies one request and writes its verdict, for logits and draft probabilities.
+    """A device function that verifies one request and writes its verdict, for logits of this dtype and such laws.
 
     (request, logits, rows, requests, verdicts, shared, scratch64) -> rows committed, whether the request is OK, the
     policy and the log scale of this thread's row. shared: int32 [8], scratch64: int64 [SCRATCH64].
     """
     granule = 2 * format_of(name).lanes
-    element, draft_prob_of = element_of(name), element_of(proposal_name or "float32")
+    element, draft_prob_of = element_of(name), law_of(proposal_name)
     proposes = proposal_name is not None
     draw = draw_of(name, proposal_name, threads)
 
@@ -97,8 +98,9 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
                 draft = np.int32(requests.draft_tokens[np.int64(request) * (width - 1) + i])
                 good = 0 <= draft < logits.vocabulary
                 if good and proposes:
-                    at = row_start(requests.proposal, np.int32(request * (width - 1) + i))
-                    draft_prob = np.float64(draft_prob_of(requests.proposal.words, np.int64(at + draft)))
+                    draft_row = np.int32(request * (width - 1) + i)
+                    draft_at = row_start(requests.laws.values, draft_row)
+                    draft_prob = np.float64(draft_prob_of(requests.laws, draft_row, draft_at, draft))
                     good = 0.0 < draft_prob < np.inf
                 if not good:
                     decision = np.int32(_BAD)
@@ -121,11 +123,11 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
             token = np.int32(policy_of_last.argmax)
             if not policy_of_last.greedy:
                 row = row_without_maxima(logits, at_row, granule)
-                law_at = np.int64(-1)
+                draft_row, draft_at = np.int32(-1), np.int64(0)
                 if proposes and removed >= 0:
-                    law_at = row_start(requests.proposal, np.int32(request * (width - 1) + last))
-                    removed = np.int32(-1)
-                law = Law(removed, requests.proposal.words, law_at)
+                    draft_row, removed = np.int32(request * (width - 1) + last), np.int32(-1)
+                    draft_at = row_start(requests.laws.values, draft_row)
+                law = Law(removed, draft_row, draft_at, requests.laws)
                 uniform = requests.draw_uniforms[at_row]
                 token = draw(row, at_row, policy_of_last, uniform, law, rows, shared[4:], scratch64)
         if i < width:
@@ -155,7 +157,7 @@ def settle_of(name: str, proposal_name: str | None, threads: int) -> Any:
 
 @lru_cache
 def verify_kernel(name: str, proposal_name: str | None, threads: int = THREADS) -> Kernel:
-    """The kernel for logits and draft probabilities of these dtypes (None: no proposals); its grid is (requests,)."""
+    """The kernel for logits of this dtype and laws of this format (None: none); its grid is (requests,)."""
     settle = settle_of(name, proposal_name, threads)
 
     def verify(logits, rows, requests, verdicts):

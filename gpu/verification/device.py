@@ -5,9 +5,12 @@ import numpy as np
 from gpu.arrays import Array, on_device
 from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty
+from gpu.draft_law import DENSE
+from gpu.proposal.record import LogitsLaw
 from gpu.support import Support, check_support
 from gpu.support.policy import rows_argument
 from gpu.verification.chain import THREADS, Requests, Verdicts, verify_kernel
+from gpu.verification.law import Laws, by_logits
 from gpu.verification.record import Verdict
 
 
@@ -31,6 +34,24 @@ def verdicts_argument(verdict: Verdict) -> Verdicts:
     )  # fmt: skip
 
 
+def laws_argument(draft_probs: Array | LogitsLaw | None, rows: DeviceLogits, unread: Array) -> tuple[Laws, str | None]:
+    """The laws as the argument of a kernel, and their format; None where there are none, and nothing is read."""
+    if not isinstance(draft_probs, LogitsLaw):
+        dense = None if draft_probs is None else device_logits(draft_probs, 3, "draft_probs")
+        u = pointer(unread)
+        return Laws((dense or rows).argument, u, u, u, u, u, u, DENSE), dense.form.name if dense else None
+    of_draft = device_logits(draft_probs.logits, 3, "draft_probs.logits")
+    parts = {
+        name: pointer(check_device(f"draft_probs.{name}", values, dtype, shape))
+        for name, (values, dtype, shape) in draft_probs.parts().items()
+    }
+    laws = Laws(
+        of_draft.argument, parts["drawn"], parts["maximum"], parts["cutoff"], parts["scale"], parts["share"],
+        parts.get("token_ids", parts.get("entry_of", pointer(unread))), draft_probs.how,
+    )  # fmt: skip
+    return laws, by_logits(of_draft.form.name)
+
+
 def requests_argument(
     rows: DeviceLogits,
     logits: Array,
@@ -39,12 +60,12 @@ def requests_argument(
     num_drafts: Array,
     accept_uniforms: Array,
     draw_uniforms: Array,
-    draft_probs: Array | None,
+    draft_probs: Array | LogitsLaw | None,
     threshold_single: float,
     threshold_acc: float,
     out: Verdict | None,
 ) -> tuple[Verdict, Requests, str | None]:
-    """Room for the verdict, what verification reads as the argument of a kernel, the dtype of the proposals."""
+    """Room for the verdict, what verification reads as the argument of a kernel, the format of the laws."""
     batch, width = logits.shape[:2]
     check_support(support, batch * width)
     check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
@@ -54,19 +75,19 @@ def requests_argument(
     expected = (batch, width - 1, rows.vocabulary)
     if draft_probs is not None and getattr(draft_probs, "shape", None) != expected:
         got = getattr(draft_probs, "shape", type(draft_probs).__name__)
-        raise ValueError(f"draft_probs={got}, expected a CuPy array of shape {expected}")
+        raise ValueError(f"draft_probs={got}, expected a CuPy array of shape {expected}, or a LogitsLaw of that shape")
     if not 1 <= width <= THREADS:
         raise ValueError(f"width={width}, expected 1..{THREADS} rows a request on a device")
     if out is None:
         out = allocate(batch, width)
     elif out.tokens.shape != (batch, width) or not on_device(out.tokens):
         raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
-    proposal = device_logits(draft_probs, 3, "draft_probs") if draft_probs is not None and width > 1 else None
+    laws, proposal_name = laws_argument(draft_probs if width > 1 else None, rows, num_drafts)
     requests = Requests(
         pointer(draft_tokens), pointer(num_drafts), pointer(accept_uniforms), pointer(draw_uniforms),
-        (proposal or rows).argument, threshold_single, threshold_acc,
+        laws, threshold_single, threshold_acc,
     )  # fmt: skip
-    return out, requests, proposal.form.name if proposal else None
+    return out, requests, proposal_name
 
 
 def verify(
@@ -76,7 +97,7 @@ def verify(
     num_drafts: Array,
     accept_uniforms: Array,
     draw_uniforms: Array,
-    draft_probs: Array | None,
+    draft_probs: Array | LogitsLaw | None,
     threshold_single: float,
     threshold_acc: float,
     out: Verdict | None,

@@ -16,14 +16,16 @@ from gpu.device.instructions import load_kept
 from gpu.device.vectors import element_of, format_of, in_row
 from gpu.instructions import product
 from gpu.support.policy import weight_under
+from gpu.verification.law import is_by_logits, law_of
 
 
 class Law(NamedTuple):
     """What is drawn from."""
 
     removed: Any  # int32: a token that can't be drawn, or -1
-    proposal: Any  # the words of the draft probabilities
-    proposal_at: Any  # int64: index of the row's first one, or -1 for none
+    draft_row: Any  # int32: of the law whose probabilities are taken away, or -1 for none
+    draft_at: Any  # int64: where the values of that one begin
+    laws: Any  # Laws
 
 
 @njit(nogil=True)
@@ -50,15 +52,15 @@ def draw_threshold(uniform, total):
 
 @lru_cache
 def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
-    """A device function that draws, for logits and draft probabilities of these dtypes.
+    """A device function that draws, for logits of this dtype and laws of this format (gpu/verification/law.py).
 
-    (row, its index, policy, uniform, law, rows, shared, scratch64) -> token id, or -1 if the proposal isn't a
+    (row, its index, policy, uniform, law, rows, shared, scratch64) -> token id, or -1 if the draft's law isn't a
     distribution. shared: int32 [4].
     """
     form, block = format_of(name), block_of(threads)
     lanes, key_of, value_of = form.lanes, form.key, form.value
     prefix64, sum64 = block.prefix64, block.sum64
-    draft_prob_of = element_of(proposal_name or "float32")
+    element, draft_prob_of = element_of(name), law_of(proposal_name)
     warps = threads // WARP
 
     @cuda.jit(device=True)
@@ -66,9 +68,9 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
         # Of one kept token under the law; -1 for a bad proposal.
         if token == law.removed:
             return np.int64(0)
-        if law.proposal_at < 0:
+        if law.draft_row < 0:
             return np.int64(mass)
-        draft_prob = draft_prob_of(law.proposal, np.int64(law.proposal_at + token))
+        draft_prob = draft_prob_of(law.laws, law.draft_row, law.draft_at, token)
         return np.int64(residual_weight(mass, draft_prob, policy.total))
 
     @cuda.jit(device=True)
@@ -86,6 +88,22 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
                     bad = bad or left < 0
                     own = np.int64(own + left)
         return np.int64(-1) if bad else own
+
+    @cuda.jit(device=True)
+    def granule_weight_in_turn(row, granule, policy, law):
+        # The same, an element at a time: a law by logits is long, and would be there for each element of a granule.
+        own, bad = np.int64(0), False
+        start = np.int64(row.first_vector * lanes + row.head)
+        first = np.int32(2 * granule * lanes - row.head)
+        for token in range(max(first, np.int32(0)), min(np.int32(first + 2 * lanes), row.vocabulary)):
+            value = element(row.words, np.int64(start + token))
+            if value >= policy.cutoff:
+                left = weight_left(token, weight_under(policy, token, value), policy, law)
+                bad = bad or left < 0
+                own = np.int64(own + left)
+        return np.int64(-1) if bad else own
+
+    weigh_granule = granule_weight_in_turn if is_by_logits(proposal_name) else granule_weight
 
     @cuda.jit(device=True)
     def find_in_granule(row, granule, threshold, policy, law):
@@ -169,7 +187,7 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
             threshold = np.int64(scratch64[warps])
             own = np.int64(0)
             if granule < row.num_granules:
-                own = granule_weight(row, granule, policy, law)
+                own = weigh_granule(row, granule, policy, law)
             through = warp_prefix64(own)
             if through - own <= threshold < through:
                 shared[0] = find_in_granule(row, granule, np.int64(threshold - through + own), policy, law)
@@ -181,7 +199,7 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
         # Two passes over the row: the total, then the granule that holds the threshold.
         own, bad = np.int64(0), np.int32(0)
         for granule in range(cuda.threadIdx.x, row.num_granules, threads):
-            left = granule_weight(row, granule, policy, law)
+            left = weigh_granule(row, granule, policy, law)
             if left < 0:
                 bad = np.int32(1)
             own = np.int64(own + left)
@@ -195,7 +213,7 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
             granule = np.int32(begin + cuda.threadIdx.x)
             own = np.int64(0)
             if granule < row.num_granules:
-                own = granule_weight(row, granule, policy, law)
+                own = weigh_granule(row, granule, policy, law)
             cuda.syncthreads()
             before, part = prefix64(own, scratch64)
             before = np.int64(before + base)
@@ -213,13 +231,13 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
         while True:
             if policy.count <= rows.capacity:
                 token = among_entries(policy, uniform, law, rows.token_ids, rows.weights, at, shared, scratch64)
-            elif law.proposal_at < 0:
+            elif law.draft_row < 0:
                 token = by_segments(row, policy, uniform, law, rows.segments, segments_at, shared, scratch64)
             else:
                 token = by_granules(row, policy, uniform, law, shared, scratch64)
             if token != -2:
                 return token
-            law = Law(np.int32(-1), law.proposal, np.int64(-1))
+            law = Law(np.int32(-1), np.int32(-1), np.int64(0), law.laws)
             cuda.syncthreads()
 
     return draw

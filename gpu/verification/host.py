@@ -6,7 +6,10 @@ from numba import njit, prange
 
 from gpu import status
 from gpu.checks import check_array, check_range, check_uniforms
-from gpu.logit_rows import LogitRows, load, logit_rows
+from gpu.draft_law import draft_probability
+from gpu.logit_rows import logit_rows
+from gpu.proposal.laws import laws_of
+from gpu.proposal.record import LogitsLaw
 from gpu.row_walk import WALK_CHUNK, draw_token, log_probability_of, weight_of
 from gpu.support import Support, check_host_support, check_support
 from gpu.verification.record import Verdict
@@ -17,7 +20,7 @@ _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
 @njit(nogil=True)
 def _verify_request(
     request, flat, starts, vocabulary, support, draft_tokens, num_drafts, accept_uniforms, draw_uniforms,
-    proposal, proposal_starts, threshold_single, threshold_acc,
+    laws, threshold_single, threshold_acc,
     num_accepted, num_committed, tokens, logprobs, statuses, error_row, ids, weights,
 ):  # fmt: skip
     width = tokens.shape[1]
@@ -32,14 +35,14 @@ def _verify_request(
         start = starts[row]
         accepted = False
         valid = support.status[row] == _OK
-        draft, proposal_start = np.int32(-1), np.int64(-1)
+        draft, draft_row = np.int32(-1), np.int64(-1)
         if valid and i < num_drafts[request]:
             draft = draft_tokens[request, i]
             draft_prob = 1.0
             valid = 0 <= draft < vocabulary
-            if valid and proposal_starts.size > 0:
-                proposal_start = proposal_starts[request * (width - 1) + i]
-                draft_prob = np.float64(load(proposal, proposal_start + draft))
+            if valid and laws.starts.size > 0:
+                draft_row = request * (width - 1) + i
+                draft_prob = draft_probability(laws, draft_row, draft)
                 valid = 0.0 < draft_prob < np.inf
             if valid:
                 total = np.float64(support.total[row])
@@ -53,7 +56,7 @@ def _verify_request(
             token = support.argmax[row]
         elif valid:
             token = draw_token(
-                draw_uniforms[request, i], draft, proposal, proposal_start,
+                draw_uniforms[request, i], draft, laws, draft_row,
                 flat, start, vocabulary, support, row, ids, weights,
             )  # fmt: skip
         if token < 0:
@@ -73,7 +76,7 @@ def _verify_request(
 @njit(nogil=True, parallel=True, cache=True)
 def _verify(
     flat, starts, vocabulary, support, draft_tokens, num_drafts, accept_uniforms, draw_uniforms,
-    proposal, proposal_starts, threshold_single, threshold_acc,
+    laws, threshold_single, threshold_acc,
     num_accepted, num_committed, tokens, logprobs, statuses, error_row, threads,
 ):  # fmt: skip
     ids = np.empty((threads, WALK_CHUNK), np.int32)
@@ -83,7 +86,7 @@ def _verify(
         thread = numba.get_thread_id()
         _verify_request(
             request, flat, starts, vocabulary, support, draft_tokens, num_drafts,
-            accept_uniforms, draw_uniforms, proposal, proposal_starts, threshold_single, threshold_acc,
+            accept_uniforms, draw_uniforms, laws, threshold_single, threshold_acc,
             num_accepted, num_committed, tokens, logprobs, statuses, error_row, ids[thread], weights[thread],
         )  # fmt: skip
 
@@ -95,7 +98,7 @@ def verify(
     num_drafts: np.ndarray,
     accept_uniforms: np.ndarray,
     draw_uniforms: np.ndarray,
-    draft_probs: np.ndarray | None,
+    draft_probs: np.ndarray | LogitsLaw | None,
     threshold_single: float,
     threshold_acc: float,
     out: Verdict | None,
@@ -110,14 +113,7 @@ def verify(
     check_range("num_drafts", num_drafts, (num_drafts >= 0) & (num_drafts < width), f"0..{width - 1}")
     accept_uniforms = check_uniforms("accept_uniforms", accept_uniforms, (batch, width))
     draw_uniforms = check_uniforms("draw_uniforms", draw_uniforms, (batch, width))
-    proposal = LogitRows(np.empty(0, np.float32), np.empty(0, np.int64), rows.vocabulary)
-    if draft_probs is not None:
-        expected = (batch, width - 1, rows.vocabulary)
-        shape = getattr(draft_probs, "shape", type(draft_probs).__name__)
-        if shape != expected:
-            raise ValueError(f"draft_probs={shape}, expected shape {expected}")
-        if width > 1:
-            proposal = logit_rows(draft_probs, 3)
+    laws = laws_of(draft_probs, batch, width - 1, rows.vocabulary)
     if out is not None and (not isinstance(out.tokens, np.ndarray) or out.tokens.shape != (batch, width)):
         raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
     verdict = out or Verdict(
@@ -130,8 +126,7 @@ def verify(
     )
     _verify(
         rows.flat, rows.starts, rows.vocabulary, support.arrays(), draft_tokens, num_drafts,
-        accept_uniforms, draw_uniforms, proposal.flat, proposal.starts,
-        threshold_single, threshold_acc,
+        accept_uniforms, draw_uniforms, laws, threshold_single, threshold_acc,
         verdict.num_accepted, verdict.num_committed, verdict.tokens, verdict.logprobs, verdict.status,
         verdict.error_row, numba.get_num_threads(),
     )  # fmt: skip

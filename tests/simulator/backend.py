@@ -9,6 +9,7 @@ import numpy as np
 from gpu.capture import device as capture_device
 from gpu.device import memory
 from gpu.device.memory import SimulatedArray
+from gpu.proposal import device as proposal_device
 from gpu.rounds import device as rounds_device
 from gpu.support import device as support_device
 from gpu.verification import device as verification_device
@@ -32,8 +33,9 @@ FACTORIES = (
     (capture_device, "capture_kernel"),
     (rounds_device, "round_kernel"),
     (rounds_device, "spread_kernel"),
+    (proposal_device, "draw_kernel"),
 )
-READERS = (support_device, verification_device, capture_device, rounds_device)
+READERS = (support_device, verification_device, capture_device, rounds_device, proposal_device)
 
 
 class Simulated(Device):
@@ -57,6 +59,10 @@ class Simulated(Device):
     def run_round(self, *arguments, **options):
         with self.patched():
             return super().run_round(*arguments, **options)
+
+    def draw_drafts(self, *arguments, **options):
+        with self.patched():
+            return super().draw_drafts(*arguments, **options)
 
     @contextmanager
     def patched(self):
