@@ -14,7 +14,7 @@ Record = TypeVar("Record")
 
 
 def read_on_host(*names: str) -> Callable[[type[Record]], type[Record]]:
-    """Make these fields of a dataclass copy what a device holds at the first look; `held` gives it as it is.
+    """Make these fields of a dataclass what `on_host` makes of them, at the first look; `held` gives it as it is.
 
     The copy can't be written to: who changes what a stage made puts a new record in its place (`dataclasses.replace`).
     """
@@ -32,6 +32,12 @@ def held(record: Any, name: str) -> Any:
     return record.__dict__[_HELD + name]
 
 
+def on_host(value: Any) -> Any:
+    """What a device holds, on the host; of laws by logits the probabilities, float32 [B, D, V]."""
+    value = gpu.to_host(value)
+    return gpu.dense_law(value) if isinstance(value, gpu.LogitsLaw) else value
+
+
 _HELD, _COPIED = "_held_", "_copied_"
 
 
@@ -46,7 +52,7 @@ class _Field:
             return self
         values = record.__dict__
         if self._copied not in values:
-            copied = gpu.to_host(values[self._held])
+            copied = on_host(values[self._held])
             if copied is not values[self._held]:
                 _protect(copied)
             values[self._copied] = copied

@@ -6,7 +6,7 @@ import numpy as np
 
 import gpu
 from pipeline.audit_record import AuditRecord
-from pipeline.held import held
+from pipeline.held import held, on_host
 from pipeline.records import Verified
 
 
@@ -38,7 +38,7 @@ def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord
     draft_probs = np.where(tested, 1.0, np.nan).astype(np.float32)
     laws: list[np.ndarray] = [np.empty(0, np.float32)] * index.size
     if held(proposal, "draft_probs") is not None:
-        drawn_from = gpu.to_host(held(proposal, "draft_probs")[b])
+        drawn_from = on_host(held(proposal, "draft_probs")[b : b + 1])[0]
         supports = np.split(token_ids, np.cumsum(sizes)[:-1])
         for i in index[tested]:
             draft_probs[i], laws[i] = drawn_from[i, drafts[i]], drawn_from[i, supports[i]]

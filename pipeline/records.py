@@ -40,13 +40,13 @@ class Proposal:
         draft_tokens: int32 [B, W - 1].
         num_drafts: int32 [B], at most W - 1: what its limits, and the rule for lengths, leave a request.
         draft_probs: float32 [B, W - 1, V], the law that each draft was drawn from (one-hot for a chosen one); None
-            where all drafts were chosen.
+            where all drafts were chosen. A model's are held as a `gpu.LogitsLaw`, and written out for who looks.
     """
 
     requests: list[Request]
     draft_tokens: np.ndarray
     num_drafts: np.ndarray
-    draft_probs: np.ndarray | None = None
+    draft_probs: np.ndarray | gpu.LogitsLaw | None = None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+import gpu
 from gpu.arrays import on_device
 from pipeline import SamplingParams
 from pipeline.held import held
+from pipeline.policies import row_policies
 from pipeline.records import Block, Proposal
 from pipeline.stages import Adjust, Capture, Verify
 from tests.backends import assert_same, same_bits
@@ -69,7 +71,7 @@ def a_request(b, rng, vocabulary, changes):
 
 
 def a_block(policy, dtype, drawn, vocabulary, seed=0, most_top=0):
-    """A block on the host, its proposal drawn from laws or chosen."""
+    """A block on the host, its proposal drawn from laws (True: dense ones; "by logits") or chosen."""
     rng = np.random.default_rng(seed)
     each = list(POLICIES[policy])
     batch = len(each)
@@ -80,7 +82,13 @@ def a_block(policy, dtype, drawn, vocabulary, seed=0, most_top=0):
     num_drafts = rng.integers(0, WIDTH, batch).astype(np.int32)
     num_drafts[:2] = WIDTH - 1
     laws = None
-    if drawn:
+    if drawn == "by logits":
+        of_draft = rng.normal(size=(batch, WIDTH - 1, vocabulary)).astype(np.float32) * 3
+        policy = row_policies([request.params for request in requests], WIDTH - 1, vocabulary, of_draft)
+        index = np.zeros((batch, WIDTH - 1), np.int64)
+        laws = gpu.LogitsLaw.of(of_draft, gpu.draw_drafts(of_draft, *policy, rng.random(index.shape), index))
+        drafts = index.astype(np.int32)
+    elif drawn:
         laws = rng.random((batch, WIDTH - 1, vocabulary)).astype(np.float32)
         laws /= laws.sum(2, keepdims=True)
     logits = torch.from_numpy(rng.normal(size=(batch, WIDTH, vocabulary)).astype(np.float32) * 3).to(dtype)

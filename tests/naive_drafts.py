@@ -115,13 +115,13 @@ def select(
 ) -> tuple[list[int], list[torch.Tensor], float]:
     """DFlash 2's drafts after an anchor: tokens, laws over the whole vocabulary, nearest edge.
 
-    Candidates are walked from the largest unary down.
+    Candidates are those with the largest unaries, walked in ascending token id.
     """
     tokens, laws, nearest = [], [], 1.0
     first, second = (weights[f"candidate_selector.{p}_codebook"] for p in ("predecessor", "successor"))
     for k in range(logits.shape[0]):
         previous = tokens[-1] if tokens else anchor
-        order = sorted(range(logits.shape[1]), key=lambda b: (-float(logits[k, b]), b))[:top_k]
+        order = sorted(sorted(range(logits.shape[1]), key=lambda b: (-float(logits[k, b]), b))[:top_k])
         projected = (weights["candidate_selector.hidden_projection.weight"] @ hidden[k]).tolist()
         scores = []
         for b in order:

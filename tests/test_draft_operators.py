@@ -1,14 +1,19 @@
 """How many operators a draft's round queues: in a CUDA graph each small one costs about two microseconds."""
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_loaders.drafts.backbone import FULL
+from tests import test_drafts
 from tests.test_dflash import make_draft
 
 # One kernel each on a GPU, where the CPU has several.
 _WHOLE = {"rms_norm", "linear", "scaled_dot_product_attention"}
-_NO_WORK = {"unbind", "split", "split_with_sizes", "detach", "aminmax", "_local_scalar_dense", "item"}
+_NO_WORK = {
+    "unbind", "split", "split_with_sizes", "detach", "detach_", "aminmax", "_local_scalar_dense", "item",
+    "_reorder_linear_weight",
+}  # fmt: skip
 
 
 class Operators(TorchDispatchMode):
@@ -41,6 +46,23 @@ def operators(layers: int) -> tuple[list[str], list[str]]:
     with Operators() as proposing:
         draft.hidden(torch.tensor([3, 4, 5]), starts, cache, kv_length=64)
     return extending.names, proposing.names
+
+
+@pytest.mark.parametrize(("kind", "most", "draws"), [("dflash", 2, 1), ("dspark vanilla", 36, 4), ("dflash2", 29, 3)])
+def test_operators_of_a_drawn_proposal(kind, most, draws, tmp_path):
+    """Behind the hidden states; a draw is two launches of `gpu.draw_drafts`, or four, and no operator."""
+    draft = test_drafts.load(tmp_path, kind)
+    hidden, calls = torch.randn(3, draft.num_drafts, test_drafts.WIDTH), []
+    drawn = torch.ones(3, draft.num_drafts, dtype=torch.int64)
+
+    def draw(logits, k):
+        calls.append(k)
+        return drawn[:, k : k + logits.shape[1]]
+
+    with torch.inference_mode(), Operators() as proposing:
+        draft.propose_after(hidden, torch.tensor([3, 4, 5]), draw)
+    assert len(calls) == draws
+    assert len(proposing.names) <= most, proposing.names
 
 
 def test_operators_of_a_round():

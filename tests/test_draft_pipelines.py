@@ -160,24 +160,30 @@ def test_proposals_use_their_own_coins():
     assert compared > 15
 
 
-def test_a_draft_that_overflows_ends_its_request_and_no_other():
-    """NaN in the draft's own logits: its law is none, so the request is INVALID rather than verified against one."""
-    pipe = pipes.pipe_of_kind("dspark vanilla", max_batch=2)
+def test_a_draft_that_overflows_ends_its_request_and_no_other(monkeypatch):
+    """NaN in the draft's own logits: its law is none, so the request is INVALID rather than verified against one.
 
-    class Spoilt(Draft):
-        def __call__(self, state):
-            proposal = super().__call__(state)
-            for b, request in enumerate(proposal.requests):
-                if request.seed == 5:
-                    proposal.draft_probs[b, 0] = np.nan
-            return proposal
+    A greedy request's drafts have no need of a law.
+    """
+    pipe = pipes.pipe_of_kind("dspark vanilla", max_batch=3)
+    draft = pipe.state.draft
+    logits_of = draft.logits
 
-    pipe.stages["draft"] = Spoilt()
+    def spoilt(hidden):
+        logits = logits_of(hidden)
+        for b, request in enumerate(pipe.state.running):
+            if request.seed != 1:
+                logits[b, 0, 7] = np.nan
+        return logits
+
+    monkeypatch.setattr(draft, "logits", spoilt)
     sampled = SamplingParams(max_new_tokens=9, seed=1, ignore_eos=True)
-    with pytest.warns(UserWarning, match="1 of 2 samples"):
-        rollouts = pipe.generate(PROMPTS[:2], [sampled, replace(sampled, seed=5)])
+    greedy = replace(sampled, seed=6, temperature=0)
+    with pytest.warns(UserWarning, match="1 of 3 samples"):
+        rollouts = pipe.generate(PROMPTS[:2] + PROMPTS[:1], [sampled, replace(sampled, seed=5), greedy])
     assert "its draft has no probability under its own law" in rollouts[1].error
     assert rollouts[0].ok
+    assert rollouts[2].ok
 
 
 LAW_PATHS = (

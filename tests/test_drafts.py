@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from scipy import stats
 
+import gpu
 from model_loaders import load_draft, save_draft
-from model_loaders.drafts.proposal import Draws, ProposalLaw, pick
+from model_loaders.drafts.proposal import ProposalLaw
 from model_loaders.errors import CheckpointError
+from pipeline.drawing import Drawing
 from tests import naive_dflash, naive_drafts, tiny_drafts
 
 VOCAB, WIDTH, LAYERS, BLOCK, MASK = 23, 16, 5, 4, 22
@@ -22,10 +23,19 @@ ANCHORED = {"dspark vanilla", "dspark gated", "dspark rnn", "dspark rank 0", "sp
 }  # fmt: skip
 
 
-def drawn(temperatures, uniforms, floors=None):
-    """Draws of these, without floors if none are given; uniforms [b] for one draft."""
-    floors = torch.zeros_like(temperatures) if floors is None else floors
-    return Draws(temperatures, floors, uniforms if uniforms.ndim == 2 else uniforms.unsqueeze(1))
+def drawing(temperatures, uniforms):
+    """The pipeline's draw, at these temperatures and nothing else; uniforms [b, D]."""
+
+    def policy(rows):
+        each = temperatures.numpy().repeat(rows)
+        return each, np.zeros(each.size, np.int32), np.ones(each.size, np.float32), np.zeros(each.size, np.float32)
+
+    return Drawing(policy, uniforms, "top_k_first")
+
+
+def laws_of(draw, drafted):
+    """The laws of what was drawn, float32 [b, D, VOCAB]."""
+    return torch.from_numpy(gpu.dense_law(draw.law(drafted.law, VOCAB)))
 
 
 def fake_target(vocab_size=VOCAB, dtype=torch.float32):
@@ -99,8 +109,9 @@ def test_proposals_equal_the_oracle(tmp_path, kind):
         starts = torch.tensor([len(rows) for rows in kept])
         anchors = torch.randint(0, VOCAB - 1, (3,), generator=generator)
         uniforms = torch.rand(3, draft.num_drafts, generator=generator, dtype=torch.float64)
-        drafted = draft.propose(anchors, starts, cache, draws=drawn(temperatures, uniforms))
-        laws = drafted.law.dense(VOCAB)
+        draw = drawing(temperatures, uniforms)
+        drafted = draft.propose(anchors, starts, cache, draw=draw)
+        laws = laws_of(draw, drafted)
         chosen = draft.propose(anchors, starts, cache)
         assert chosen.law is None
         assert chosen.tokens[1].tolist() == drafted.tokens[1].tolist()
@@ -137,15 +148,15 @@ def test_a_rows_proposal_depends_on_itself_only(tmp_path):
         uniforms = torch.rand(3, draft.num_drafts, generator=generator, dtype=torch.float64)
         cache = draft.new_cache(3, 16)
         draft.extend(features, torch.arange(6).expand(3, -1), cache)
-        draws = drawn(torch.tensor([0.7, 1.2, 0.0]), uniforms)
-        together = draft.propose(anchors, starts, cache, draws=draws, kv_length=12)
+        draw = drawing(torch.tensor([0.7, 1.2, 0.0]), uniforms)
+        together = draft.propose(anchors, starts, cache, draw=draw, kv_length=12)
         for row, temperature in enumerate([0.7, 1.2, 0.0]):
+            own = drawing(torch.tensor([temperature]), uniforms[row : row + 1])
             alone = draft.propose(
-                anchors[row : row + 1], starts[row : row + 1], cache, [row],
-                draws=drawn(torch.tensor([temperature]), uniforms[row : row + 1]), kv_length=12,
+                anchors[row : row + 1], starts[row : row + 1], cache, [row], draw=own, kv_length=12
             )  # fmt: skip
             assert alone.tokens[0].tolist() == together.tokens[row].tolist()
-            assert torch.equal(alone.law.probs[0], together.law.probs[row])
+            assert torch.equal(laws_of(own, alone)[0], laws_of(draw, together)[row])
 
 
 @pytest.mark.parametrize("kind", tiny_drafts.KINDS)
@@ -160,82 +171,18 @@ def test_a_proposal_reads_nothing_back(tmp_path, kind):
     draft.target.embed, draft.target.head = (lambda ids: embedding[ids]), (lambda hidden: hidden @ head.T)
     hidden = torch.empty(2, draft.num_drafts, WIDTH, device="meta")
     anchors = torch.empty(2, dtype=torch.int64, device="meta")
-    uniforms = torch.empty(2, draft.num_drafts, dtype=torch.float64, device="meta")
-    drafted = draft.propose_after(hidden, anchors, drawn(torch.empty(2, device="meta"), uniforms))
+    drafted = draft.propose_after(hidden, anchors, lambda logits, k: logits.argmax(-1))
     assert drafted.tokens.shape == (2, draft.num_drafts)
-    assert drafted.law.dense(VOCAB).shape == (2, draft.num_drafts, VOCAB)
+    assert drafted.law.dense(drafted.law.logits, VOCAB).shape == (2, draft.num_drafts, VOCAB)
     assert draft.propose_after(hidden, anchors, None).tokens.shape == (2, draft.num_drafts)
 
 
-def test_draws_follow_the_law_that_is_handed_on():
-    """Chi-square at a fixed seed; refuses with a chance below 1e-4 if the law is kept."""
-    logits = torch.tensor([[0.3, -1.2, 2.0, 0.0, -torch.inf, 1.1, -40.0]]).expand(200_000, -1)
-    uniforms = torch.rand(200_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    index, law = pick(logits, drawn(torch.full((200_000,), 0.8), uniforms))
-    probs = law[0].double().numpy()
-    assert abs(probs.sum() - 1) < 1e-6
-    assert probs[4] == 0
-    counts = np.bincount(index.numpy(), minlength=7)
-    assert counts[4] == 0
-    usual = probs > 1e-4
-    assert stats.chisquare(counts[usual], probs[usual] / probs[usual].sum() * counts[usual].sum()).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 128, 1000])
-def test_draws_are_the_inverse_cdf_at_odd_sizes(size):
-    """Entry by entry against the oracle's walk over the very law that is handed on; zero weights are never drawn."""
-    generator = torch.Generator().manual_seed(size)
-    logits = 4 * torch.randn(64, size, generator=generator)
-    logits[:, ::3] = torch.where(torch.rand(64, len(range(0, size, 3)), generator=generator) < 0.5, -torch.inf, 0.0)
-    logits[:, -1] = 1.0
-    uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
-    index, law = pick(logits, drawn(torch.full((64,), 1.3), uniforms))
-    for row in range(64):
-        expected, nearest = naive_drafts.first_above(law[row].double(), float(uniforms[row]))
-        assert law[row, index[row]] > 0
-        assert nearest < 1e-6 or index[row] == expected
-
-
-def test_floors_leave_out_what_is_less_likely():
-    """Each row's own, on the law and on every draw; the rest keeps its proportions."""
-    generator = torch.Generator().manual_seed(9)
-    logits = 3 * torch.randn(4, 70, generator=generator)
-    floors = torch.tensor([0.0, 0.03, 0.5, 1.0])
-    whole = (logits.double() / 0.9).softmax(-1)
-    kept = torch.where(whole >= floors.double().unsqueeze(1) * whole.amax(-1, keepdim=True), whole, 0.0)
-    expected = kept / kept.sum(-1, keepdim=True)
-    assert (expected > 0).sum(1).tolist()[::3] == [70, 1]
-    for uniform in torch.rand(200, generator=generator, dtype=torch.float64).tolist():
-        index, law = pick(logits, drawn(torch.full((4,), 0.9), torch.full((4,), uniform, dtype=torch.float64), floors))
-        torch.testing.assert_close(law.double(), expected, atol=1e-6, rtol=1e-5)
-        assert (law.gather(1, index.unsqueeze(1)) > 0).all()
-
-
-def test_the_ends_of_the_unit_interval():
-    logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]])
-    for uniform, expected in ((0.0, 1), (0.5 * 2.0**-32, 1), (1 - 0.5 * 2.0**-32, 2)):
-        index, _ = pick(logits, drawn(torch.ones(1), torch.tensor([uniform], dtype=torch.float64)))
-        assert int(index) == expected
-
-
-def test_a_draft_without_a_law_has_none_to_hand_on():
-    """NaN logits give a law of NaN, which the verification refuses, not one that looks right."""
-    logits = torch.tensor([[0.0, torch.nan, 1.0], [0.0, torch.inf, 1.0], [0.0, 2.0, 1.0]])
-    _, law = pick(logits, drawn(torch.ones(3), torch.full((3,), 0.5, dtype=torch.float64)))
-    assert law.isnan().all(1).tolist() == [True, True, False]
-    assert law.isnan().any(1).tolist() == [True, True, False]
-
-
-def test_greedy_rows_are_one_hot_beside_drawn_ones():
-    logits = torch.tensor([[0.0, 3.0, 3.0], [0.0, 3.0, 1.0]])
-    index, law = pick(logits, drawn(torch.tensor([0.0, 1.0]), torch.tensor([0.999, 0.999], dtype=torch.float64)))
-    assert index.tolist() == [1, 2]
-    assert law[0].tolist() == [0.0, 1.0, 0.0]
-
-
 def test_a_sparse_law_made_dense():
-    law = ProposalLaw(torch.tensor([[[0.25, 0.75]]]), torch.tensor([[[3, 1]]]))
-    assert law.dense(5).tolist() == [[[0.0, 0.75, 0.0, 0.25, 0.0]]]
+    probs = torch.tensor([[[0.25, 0.75]]])
+    among = ProposalLaw(probs, token_ids=torch.tensor([[[1, 3]]], dtype=torch.int32))
+    assert among.dense(probs, 5).tolist() == [[[0.0, 0.25, 0.0, 0.75, 0.0]]]
+    narrow = ProposalLaw(probs, entry_of=torch.tensor([-1, 0, -1, 1, -1], dtype=torch.int32))
+    assert narrow.dense(probs, 5).tolist() == [[[0.0, 0.25, 0.0, 0.75, 0.0]]]
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2", "dflash2 selector only", "dspark gated", "dspark rank 0",

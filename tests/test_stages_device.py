@@ -5,21 +5,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipeline.arrays import array_of, torchs_stream
+from pipeline.arrays import torchs_stream
 from pipeline.held import held
 from tests import device_stages
+from tests.backends import DEVICE
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def move(block):
-    law = held(block.proposal, "draft_probs")
-    law = None if law is None else array_of(torch.from_numpy(law).cuda())
+    law = DEVICE.to_device(held(block.proposal, "draft_probs"))
     return replace(block, proposal=replace(block.proposal, draft_probs=law), logits=block.logits.cuda())
 
 
-@pytest.mark.parametrize("drawn", [False, True], ids=["chosen", "drawn"])
+@pytest.mark.parametrize("drawn", [False, True, "by logits"], ids=["chosen", "drawn", "by logits"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("policy", device_stages.POLICIES)
 def test_stages_are_the_hosts(policy, dtype, drawn):
@@ -36,7 +36,7 @@ def test_another_stream_and_more_top_logprobs_than_a_device_gives():
 def test_a_host_stage_in_a_devices_block():
     """Logits that somebody put on the host are sampled there."""
     with torchs_stream(torch.device("cuda")):
-        block = device_stages.a_block("recorded", torch.float32, True, 97)
+        block = device_stages.a_block("recorded", torch.float32, "by logits", 97)
         _, _, want = device_stages.settle(block)
         moved, _, _ = device_stages.settle(move(block))
         adjusted = replace(moved, logits=moved.logits.copy())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model_loaders.drafts.backbone import Backbone, DraftConfig, visible
-from model_loaders.drafts.proposal import Drafted, Draws, ProposalLaw
+from model_loaders.drafts.proposal import Drafted, Draw, ProposalLaw
 from model_loaders.kv_cache import RowCache, Slots
 
 
@@ -57,7 +57,7 @@ class BlockDraft(ABC):
         module.join()
 
     @abstractmethod
-    def propose_after(self, hidden: Tensor, anchors: Tensor, draws: Draws | None) -> Drafted:
+    def propose_after(self, hidden: Tensor, anchors: Tensor, draw: Draw | None) -> Drafted:
         """The method's proposal from the hidden states [b, D, d] of its drafts; the rest as ``propose``."""
 
     @property
@@ -157,7 +157,7 @@ class BlockDraft(ABC):
         slots: Slots = None,
         kv_length: int | None = None,
         *,
-        draws: Draws | None = None,
+        draw: Draw | None = None,
     ) -> Drafted:
         """Drafts that follow each row's anchor.
 
@@ -165,10 +165,10 @@ class BlockDraft(ABC):
         that is the number of context entries of the row; every one must have been written by ``extend``.
         kv_length: keys to look at, at least max(starts) + num_drafts + 1; None reads it from starts, which waits for
         a CUDA device (inside a CUDA graph pass a fixed one and ``cache.reserve()`` before).
-        draws: how drafts are drawn from the draft's law; None: all are chosen (argmax), and ``law`` is None.
+        draw: draws drafts from the draft's logits; None: all are chosen (argmax), and ``law`` is None.
         """
         hidden = self.hidden(anchors, starts, cache, slots, kv_length)
-        return self.propose_after(hidden, anchors, draws)
+        return self.propose_after(hidden, anchors, draw)
 
     @torch.inference_mode()
     def hidden(
@@ -230,10 +230,13 @@ class BlockDraft(ABC):
         assert self.config.draft_vocab_size is not None
         return self.token_of(torch.arange(self.config.draft_vocab_size, device=self.device))
 
-    def law(self, probs: Tensor | None) -> ProposalLaw | None:
-        """The law of probs [b, D, n] over the draft's vocabulary."""
-        if probs is None:
-            return None
-        if self.module.d2t is None:
-            return ProposalLaw(probs)
-        return ProposalLaw(probs, self.proposable.expand_as(probs))
+    @cached_property
+    def entry_of(self) -> Tensor:
+        """The draft's token of each of the target's, -1 where it has none: int32 [V], with ``draft_vocab_size``."""
+        entries = torch.full((self.target.vocab_size,), -1, dtype=torch.int32, device=self.device)
+        entries[self.proposable] = torch.arange(len(self.proposable), dtype=torch.int32, device=self.device)
+        return entries
+
+    def law(self, logits: Tensor) -> ProposalLaw:
+        """The law of logits [b, D, n] over the draft's vocabulary."""
+        return ProposalLaw(logits, entry_of=None if self.module.d2t is None else self.entry_of)

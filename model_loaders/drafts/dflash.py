@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from model_loaders.drafts.block_draft import BlockDraft
-from model_loaders.drafts.proposal import Drafted, Draws, pick
+from model_loaders.drafts.proposal import Drafted, Draw, pick
 
 
 class DFlashDraft(BlockDraft):
@@ -18,9 +18,8 @@ class DFlashDraft(BlockDraft):
 
     method = "dflash"
 
-    def propose_after(self, hidden: Tensor, anchors: Tensor, draws: Draws | None) -> Drafted:
+    def propose_after(self, hidden: Tensor, anchors: Tensor, draw: Draw | None) -> Drafted:
         """See ``BlockDraft.propose_after``."""
         logits = self.logits(hidden)
-        index, law = pick(logits.flatten(0, 1), None if draws is None else draws.each())  # all at once
-        tokens = self.token_of(index).view(logits.shape[:2])
-        return Drafted(tokens, self.law(None if law is None else law.view(logits.shape)))
+        tokens = self.token_of(pick(logits, 0, draw))  # all at once
+        return Drafted(tokens, None if draw is None else self.law(logits))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from model_loaders.drafts.backbone import AttendToOwn, Backbone, DraftConfig, Layer
 from model_loaders.drafts.block_draft import BlockDraft
-from model_loaders.drafts.proposal import Drafted, Draws, ProposalLaw, pick_in_turn
+from model_loaders.drafts.proposal import Drafted, Draw, ProposalLaw, pick, pick_in_turn
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
         self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
 
-    def forward(self, unary: Tensor, candidates: Tensor, projected: Tensor, previous: Tensor) -> Tensor:
-        """Scores float32 [b, K]: unary float32 and candidates int64 [b, K], projected [b, r], previous int64 [b]."""
+    def forward(self, candidates: Tensor, projected: Tensor, previous: Tensor) -> Tensor:
+        """What the token before adds, float32 [b, K]: candidates int64 [b, K], projected [b, r], previous int64 [b]."""
         before = (self.predecessor_codebook[previous] * projected).float().unsqueeze(1)
-        return unary + (before * self.successor_codebook[candidates].float()).sum(-1)
+        return (before * self.successor_codebook[candidates].float()).sum(-1)
 
 
 class DFlash2Module(Backbone):
@@ -111,26 +111,32 @@ class DFlash2Module(Backbone):
 class DFlash2Draft(BlockDraft):
     """Proposes from left to right among each mask's candidates; sampled requests get drawn proposals.
 
-    A drawn proposal's law has K entries, zero elsewhere: it stays sparse until the verification.
+    A drawn proposal's law has K entries, in ascending token id, and is zero elsewhere.
     """
 
     method = "dflash2"
 
-    def propose_after(self, hidden: Tensor, anchors: Tensor, draws: Draws | None) -> Drafted:
+    def propose_after(self, hidden: Tensor, anchors: Tensor, draw: Draw | None) -> Drafted:
         """See ``BlockDraft.propose_after``."""
         selector = cast(DFlash2Module, self.module).candidate_selector
         logits = self.logits(hidden)
         if selector is None:
-            tokens, probs = pick_in_turn(self.num_drafts, anchors, lambda k, _: logits[:, k], lambda k, i: i, draws)
-            return Drafted(tokens, self.law(probs))
+            tokens = self.token_of(pick(logits, 0, draw))
+            return Drafted(tokens, None if draw is None else self.law(logits))
         config = cast(DFlash2Config, self.config)
-        unary, candidates = logits.float().topk(min(config.selector_top_k, logits.shape[-1]), dim=-1)
+        candidates = logits.topk(min(config.selector_top_k, logits.shape[-1]), dim=-1).indices.sort(-1).values
+        scores = logits.gather(-1, candidates).float()
         projected = selector.hidden_projection(hidden)
-        tokens, probs = pick_in_turn(
+
+        def scores_of(k: int, previous: Tensor) -> Tensor:
+            scores[:, k].add_(selector(candidates[:, k], projected[:, k], previous))
+            return scores[:, k : k + 1]
+
+        tokens = pick_in_turn(
             self.num_drafts,
             anchors,
-            lambda k, previous: selector(unary[:, k], candidates[:, k], projected[:, k], previous),
+            scores_of,
             lambda k, index: candidates[:, k].gather(1, index.unsqueeze(1)).squeeze(1),
-            draws,
+            draw,
         )
-        return Drafted(tokens, None if probs is None else ProposalLaw(probs, candidates))
+        return Drafted(tokens, None if draw is None else ProposalLaw(scores, token_ids=candidates.int()))

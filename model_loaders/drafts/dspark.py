@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from model_loaders.drafts.backbone import Backbone, DraftConfig
 from model_loaders.drafts.block_draft import BlockDraft
-from model_loaders.drafts.proposal import Drafted, Draws, pick_in_turn
+from model_loaders.drafts.proposal import Drafted, Draw, ProposalLaw, pick, pick_in_turn
 
 VANILLA, GATED, RNN = MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
@@ -100,26 +100,34 @@ class DSparkDraft(BlockDraft):
         """Whether the checkpoint has a confidence head."""
         return cast(DSparkConfig, self.config).confidence_head
 
-    def propose_after(self, hidden: Tensor, anchors: Tensor, draws: Draws | None) -> Drafted:
+    def propose_after(self, hidden: Tensor, anchors: Tensor, draw: Draw | None) -> Drafted:
         """See ``BlockDraft.propose_after``."""
         module, config = cast(DSparkModule, self.module), cast(DSparkConfig, self.config)
-        markov = module.markov_head
-        logits = self.logits(hidden)
+        markov, logits = module.markov_head, self.logits(hidden)
+        if markov is None:
+            tokens = self.token_of(pick(logits, 0, draw))
+            return Drafted(tokens, self._law(logits, draw), self._confidence(hidden))
+        logits = logits.float()
         state = hidden.new_zeros(hidden.shape[0], config.markov_rank)
         confidences: list[Tensor] = []
 
         def logits_of(k: int, previous: Tensor) -> Tensor:
             nonlocal state
-            features, corrected = hidden[:, k], logits[:, k]
-            if markov is not None:
-                embedded = markov.markov_w1(previous)
-                latent, state = markov(embedded, features, state)
-                corrected = corrected.float() + markov.markov_w2(latent).float()
-                if config.confidence_with_markov:
-                    features = torch.cat((features, embedded), -1)
-            if module.confidence_head is not None:
-                confidences.append(torch.sigmoid(module.confidence_head(features).float()))
-            return corrected
+            features, embedded = hidden[:, k], markov.markov_w1(previous)
+            latent, state = markov(embedded, features, state)
+            logits[:, k].add_(markov.markov_w2(latent))
+            if config.confidence_with_markov:
+                features = torch.cat((features, embedded), -1)
+            if (confidence := self._confidence(features)) is not None:
+                confidences.append(confidence)
+            return logits[:, k : k + 1]
 
-        tokens, probs = pick_in_turn(self.num_drafts, anchors, logits_of, lambda k, index: self.token_of(index), draws)
-        return Drafted(tokens, self.law(probs), torch.stack(confidences, 1) if confidences else None)
+        tokens = pick_in_turn(self.num_drafts, anchors, logits_of, lambda k, index: self.token_of(index), draw)
+        return Drafted(tokens, self._law(logits, draw), torch.stack(confidences, 1) if confidences else None)
+
+    def _law(self, logits: Tensor, draw: Draw | None) -> ProposalLaw | None:
+        return None if draw is None else self.law(logits)
+
+    def _confidence(self, features: Tensor) -> Tensor | None:
+        head = cast(DSparkModule, self.module).confidence_head
+        return None if head is None else torch.sigmoid(head(features).float())

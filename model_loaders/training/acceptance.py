@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from model_loaders.drafts.block_draft import BlockDraft
-from model_loaders.drafts.proposal import FILTERED_FLOOR, Draws
 
 Proposal = Literal["argmax", "sample"]
 
@@ -62,8 +61,8 @@ def count_rounds(
 
     temperature 0: greedy. top_k, then top_p filter the target's law, as in ordinary sampling. Else proposal
     "argmax" proposes the draft's likeliest tokens and accepts each with the target's probability; "sample"
-    draws them from the draft, as the pipeline does, and accepts with min(1, p/q). shuffle_features: give each row the
-    features of its neighbour; acceptance must collapse.
+    draws them from the draft's law under the same filter, as the pipeline does, and accepts with min(1, p/q).
+    shuffle_features: give each row the features of its neighbour; acceptance must collapse.
     """
     device, block, rows = target.device, 1 + draft.num_drafts, len(prompts)
     generator = torch.Generator(device).manual_seed(seed)
@@ -79,6 +78,12 @@ def count_rounds(
 
     def filtered(logits: Tensor) -> Tensor:
         return _filter(_law(logits, temperature), top_k, top_p)
+
+    laws: list[Tensor] = []
+
+    def draw(logits: Tensor, k: int) -> Tensor:
+        laws.append(filtered(logits.float()))
+        return _draw(laws[-1], generator)
 
     ids = torch.zeros(rows, longest, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
@@ -98,13 +103,8 @@ def count_rounds(
     sampled = temperature > 0 and proposal == "sample"
     span, limit = torch.arange(block, device=device), starts + max_new_tokens
     while bool(running.any()):
-        how: dict[str, Any] = {}
-        if sampled:
-            coins = torch.rand(rows, block - 1, generator=generator, device=device, dtype=torch.float64)
-            floor = 0.0 if top_k is None and top_p >= 1 else FILTERED_FLOOR
-            temperatures, floors = (torch.full((rows,), value, device=device) for value in (temperature, floor))
-            how = {"draws": Draws(temperatures, floors, coins)}
-        drafted = draft.propose(anchors, starts, draft_cache, **how)
+        laws.clear()
+        drafted = draft.propose(anchors, starts, draft_cache, draw=draw if sampled else None)
         drafts = drafted.tokens
         positions = starts.unsqueeze(1) + span
         out = target.forward(torch.cat([anchors.unsqueeze(1), drafts], 1), positions, cache)
@@ -112,7 +112,7 @@ def count_rounds(
         p_drafts = p[:, :-1].gather(2, drafts.unsqueeze(2)).squeeze(2)
         q_drafts = torch.ones_like(p_drafts)
         if drafted.law is not None:
-            q = drafted.law.dense(p.shape[2])
+            q = drafted.law.dense(torch.cat(laws, 1), p.shape[2])
             q_drafts = q.gather(2, drafts.unsqueeze(2)).squeeze(2)
         coins = torch.rand(p_drafts.shape, generator=generator, device=device)
         accepted = (coins * q_drafts < p_drafts).long().cumprod(1).sum(1)

@@ -8,10 +8,10 @@ from typing import Any
 
 import gpu
 from pipeline.engine.buckets import top_bucket
+from pipeline.policies import weighed_whole
 from pipeline.proposer import Proposer
 from pipeline.request import Request
 from pipeline.stages.draft import draws_drafts
-from pipeline.stages.verify import weighed_whole
 from pipeline.state import State
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 import gpu
+from model_loaders.drafts.proposal import ProposalLaw
 from pipeline.arrays import array_of, send
 
 
@@ -16,12 +18,12 @@ class Restriction:
 
     Attributes:
         logits: [B, W, V], of the target's dtype.
-        probs: float32 [B, W - 1, V]: the laws of the last drafts that were drawn; None before any.
+        law: Of the last drafts that were drawn; None before any.
     """
 
     def __init__(self, batch: int, width: int, vocabulary: int, dtype: torch.dtype, device: torch.device):
         self.logits = torch.empty(batch, width, vocabulary, dtype=dtype, device=device)
-        self.probs: torch.Tensor | None = None
+        self.law: ProposalLaw | None = None
         self._allowed = torch.zeros(batch * width, -(-vocabulary // 32), dtype=torch.int32, device=device)
         self._rows = torch.full((batch, width), -1, dtype=torch.int32, device=device)
         on_cuda = device.type == "cuda"
@@ -33,12 +35,17 @@ class Restriction:
         """Inside a piece: for the next one."""
         self.logits.copy_(logits)
 
-    def keep_probs(self, probs: torch.Tensor | None) -> None:
+    def keep_law(self, law: ProposalLaw | None) -> None:
         """Inside a piece: for a later one."""
-        if probs is not None and self.probs is None:
-            self.probs = probs.clone()  # the first time, which no graph holds
-        elif probs is not None and self.probs is not None:
-            self.probs.copy_(probs)
+        if law is None:
+            return
+        if self.law is None:  # the first time, which no graph holds
+            ids = None if law.token_ids is None else law.token_ids.clone()
+            self.law = replace(law, logits=law.logits.clone(), token_ids=ids)
+            return
+        self.law.logits.copy_(law.logits)
+        if self.law.token_ids is not None and law.token_ids is not None:
+            self.law.token_ids.copy_(law.token_ids)
 
     def fetch(self, drafts: torch.Tensor, num_drafts: torch.Tensor) -> None:
         """Queue the way of the drafts int32 [B, W - 1] and their numbers int32 [B] to the host."""

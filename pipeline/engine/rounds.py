@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 import gpu
-from model_loaders.drafts.proposal import Draws
+from model_loaders.drafts.proposal import ProposalLaw
 from pipeline.arrays import array_of
+from pipeline.drawing import Drawing
 from pipeline.engine.adjusting import Adjusting
 from pipeline.engine.features import Features
 from pipeline.engine.graphs import Graphs
@@ -58,9 +59,9 @@ class _Workspace:
     nobody: torch.Tensor  # bool [B]: False
     accept: torch.Tensor  # float64 [B, W]
     draw: torch.Tensor
-    propose: torch.Tensor  # float64 [B, W - 1]
     rows: torch.Tensor  # int64 [B * W]: 0, 1, ...
     outbox: Outbox
+    drawing: Drawing  # used where drafts are drawn
     restriction: Restriction | None  # where rows have masks
     support: Any = None
     next_place: int = 0
@@ -138,24 +139,24 @@ class Rounds:
         if shape.phase == gpu.FIRST:
             self._settle(shape, workspace, self.first_logits[: shape.batch], None)
         else:
-            probs = self._propose(shape, workspace)
-            self._settle(shape, workspace, self._forward(shape, workspace), probs)
+            law = self._propose(shape, workspace)
+            self._settle(shape, workspace, self._forward(shape, workspace), law)
 
     def _restricted(self, shape: Shape, workspace: _Workspace, between: Restriction, allowed: Allowed) -> None:
         """A round in three pieces: the masks follow the drafts, and are made while the target runs."""
         if shape.phase == gpu.FIRST:
             between.logits.copy_(self.first_logits[: shape.batch])
         else:
-            self._run((shape, "propose"), lambda: between.keep_probs(self._propose(shape, workspace)))
+            self._run((shape, "propose"), lambda: between.keep_law(self._propose(shape, workspace)))
             between.fetch(workspace.drafts, workspace.num_drafts)
             self._run((shape, "forward"), lambda: between.keep_logits(self._forward(shape, workspace)))
         between.put(*allowed(*between.drafts()))
-        probs = between.probs if shape.features.draws else None
-        self._run((shape, "settle"), lambda: self._settle(shape, workspace, between.logits, probs))
+        law = between.law if shape.features.draws else None
+        self._run((shape, "settle"), lambda: self._settle(shape, workspace, between.logits, law))
 
-    def _propose(self, shape: Shape, workspace: _Workspace) -> torch.Tensor | None:
-        """Drafts to the workspace; the laws that they were drawn from, float32 [B, W - 1, V], or None."""
-        state, batch, probs = self.state, shape.batch, None
+    def _propose(self, shape: Shape, workspace: _Workspace) -> ProposalLaw | None:
+        """Drafts to the workspace; what they were drawn from, or None."""
+        state, batch, law = self.state, shape.batch, None
         anchors, starts = self.slots.anchors(batch), self.slots.starts(batch)
         workspace.num_drafts.copy_(self.slots.num_drafts(batch))
         if self.histories is not None:
@@ -164,12 +165,11 @@ class Rounds:
             torch.minimum(workspace.num_drafts, counts, out=workspace.num_drafts)
         elif state.draft is not None:
             drafted = state.draft.propose(
-                anchors, starts, state.draft_cache, kv_length=shape.kv_length, draws=self._draws(shape, workspace)
+                anchors, starts, state.draft_cache, kv_length=shape.kv_length, draw=self._drawing(shape, workspace)
             )
             workspace.drafts.copy_(drafted.tokens)
-            if drafted.law is not None:
-                probs = drafted.law.dense(state.target.vocab_size).contiguous()
-        return probs
+            law = drafted.law
+        return law
 
     def _forward(self, shape: Shape, workspace: _Workspace) -> torch.Tensor:
         """The target over anchors and drafts: logits [B, W, V]."""
@@ -184,18 +184,18 @@ class Rounds:
             state.draft.extend(output.features, positions, state.draft_cache, kv_length=shape.kv_length)
         return output.logits.contiguous()
 
-    def _draws(self, shape: Shape, workspace: _Workspace) -> Draws | None:
+    def _drawing(self, shape: Shape, workspace: _Workspace) -> Drawing | None:
         if not shape.features.draws:
             return None
         # A coin for each draft of each round, as in `pipeline.stages.draft`.
-        num_drafts = workspace.propose.shape[1]
-        positions = self.slots.generated(shape.batch) * num_drafts
+        coins, drawing = array_of(workspace.drawing.uniforms), workspace.drawing
+        positions = self.slots.generated(shape.batch) * coins.shape[1]
         seeds = array_of(self.slots.seeds(shape.batch)).view("uint64")
-        gpu.uniforms(seeds, array_of(positions), num_drafts, gpu.PROPOSAL, out=array_of(workspace.propose))
-        temperatures, floors = self.slots.draft_reals(shape.batch)
-        return Draws(temperatures, floors, workspace.propose)
+        gpu.uniforms(seeds, array_of(positions), coins.shape[1], gpu.PROPOSAL, out=coins)
+        drawing.whole_rows = shape.features.whole_rows
+        return drawing
 
-    def _settle(self, shape: Shape, workspace: _Workspace, logits: torch.Tensor, probs: torch.Tensor | None) -> None:
+    def _settle(self, shape: Shape, workspace: _Workspace, logits: torch.Tensor, law: ProposalLaw | None) -> None:
         """Adjust, verify, capture and move on."""
         state, slots, features, outbox = self.state, self.slots, shape.features, workspace.outbox
         batch, width, vocabulary = logits.shape
@@ -223,7 +223,7 @@ class Rounds:
             draw,
             array_of(slots.wanted(batch) if features.masks else workspace.nobody),
             state.options.max_support,
-            None if probs is None else array_of(probs),
+            None if law is None else workspace.drawing.law(law, vocabulary),
             filter_order=state.options.filter_order,
             capacity=min(vocabulary, state.options.max_support if features.masks else WORKING_SUPPORT),
             threshold_single=features.threshold_single,
@@ -266,9 +266,13 @@ class Rounds:
                 nobody=torch.zeros(batch, dtype=torch.bool, device=device),
                 accept=torch.zeros(batch, width, dtype=torch.float64, device=device),
                 draw=torch.zeros(batch, width, dtype=torch.float64, device=device),
-                propose=torch.zeros(batch, width - 1, dtype=torch.float64, device=device),
                 rows=torch.arange(batch * width, device=device),
                 outbox=outbox,
+                drawing=Drawing(
+                    lambda rows: [array_of(values) for values in self.slots.policy(batch, rows)],
+                    torch.zeros(batch, width - 1, dtype=torch.float64, device=device),
+                    self.state.options.filter_order,
+                ),
                 restriction=(
                     Restriction(batch, width, target.vocab_size, target.logits_dtype, device)
                     if shape.features.restricts

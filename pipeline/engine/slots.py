@@ -11,11 +11,30 @@ import torch
 import gpu
 from pipeline.arrays import array_of, send
 from pipeline.request import Request
-from pipeline.stages.draft import proposal_floor
 
 _ANCHOR, _START, _GENERATED, _REMAINING, _SEED = range(5)
 _PHASE, _NUM_DRAFTS = range(2)
-TEMPERATURE, TOP_P, MIN_P = range(3)
+
+
+class _Policies:
+    """The slots' policies, for so many rows a slot; of the first slots they are one piece of memory."""
+
+    def __init__(self, num_slots: int, rows: int, device: torch.device):
+        self.rows = rows
+        self.columns = [
+            torch.zeros(num_slots, rows, dtype=dtype, device=device)
+            for dtype in (torch.float32, torch.int32, torch.float32, torch.float32)
+        ]
+        self.columns[2].fill_(1.0)  # top_p
+
+    def write(self, at: torch.Tensor, reals: torch.Tensor, top_k: torch.Tensor) -> None:
+        """Put temperature, top_p and min_p, float32 [3, n], and top_k int32 [n] into n slots."""
+        for column, values in zip(self.columns, (reals[0], top_k, reals[1], reals[2]), strict=True):
+            column.index_copy_(0, at, values.unsqueeze(1).expand(-1, self.rows))
+
+    def of(self, batch: int) -> list[torch.Tensor]:
+        """temperature, top_k, top_p, min_p, [batch * rows] each."""
+        return [column[:batch].reshape(-1) for column in self.columns]
 
 
 @dataclass(frozen=True)
@@ -30,8 +49,6 @@ class Slot:
     seed: int = 0
     num_drafts: int = 0
     temperature: float = 0.0
-    draft_temperature: float = 0.0
-    draft_floor: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -52,8 +69,6 @@ class Slot:
             seed=request.seed,
             num_drafts=max(min(num_drafts, remaining - 1), 0) if begun else 0,
             temperature=params.temperature,
-            draft_temperature=0.0 if params.greedy else params.temperature,
-            draft_floor=proposal_floor(params, vocabulary),
             top_k=min(params.top_k or 0, vocabulary),
             top_p=params.top_p,
             min_p=params.min_p,
@@ -66,7 +81,7 @@ class Slots:
 
     Args:
         num_slots: S.
-        width: Rows a block; a slot's policy is stored for each.
+        width: Rows a block. A slot's policy is stored for each, for each draft, and once.
         device: Of the target.
     """
 
@@ -74,10 +89,7 @@ class Slots:
         self.num_slots, self.width, self.device = num_slots, width, device
         self._longs = torch.zeros(5, num_slots, dtype=torch.int64, device=device)
         self._ints = torch.zeros(2, num_slots, dtype=torch.int32, device=device)
-        self._reals = torch.zeros(3, num_slots, width, dtype=torch.float32, device=device)
-        self._reals[TOP_P] = 1.0
-        self._top_k = torch.zeros(num_slots, width, dtype=torch.int32, device=device)
-        self._draft_reals = torch.zeros(2, num_slots, dtype=torch.float32, device=device)
+        self._policies = {rows: _Policies(num_slots, rows, device) for rows in {1, max(width - 1, 1), width}}
         self._wanted = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def write(self, slots: Mapping[int, Slot]) -> None:
@@ -93,11 +105,10 @@ class Slots:
         ints = np.array([[row.phase, row.num_drafts] for row in rows], np.int32).T
         self._ints.index_copy_(1, at, send(ints, self.device))
         reals = np.array([[row.temperature, row.top_p, row.min_p] for row in rows], np.float32).T
-        self._reals.index_copy_(1, at, self._widened(send(reals, self.device)))
         top_k = np.array([row.top_k for row in rows], np.int32)
-        self._top_k.index_copy_(0, at, self._widened(send(top_k, self.device)))
-        drawn = np.array([[row.draft_temperature, row.draft_floor] for row in rows], np.float32).T
-        self._draft_reals.index_copy_(1, at, send(drawn, self.device))
+        policies = send(reals, self.device), send(top_k, self.device)
+        for stored in self._policies.values():
+            stored.write(at, *policies)
         wanted = np.array([row.wanted for row in rows], np.bool_)
         self._wanted.index_copy_(0, at, send(wanted, self.device))
 
@@ -106,10 +117,8 @@ class Slots:
         for tensor, dim in (
             (self._longs, 1),
             (self._ints, 1),
-            (self._reals, 1),
-            (self._top_k, 0),
-            (self._draft_reals, 1),
             (self._wanted, 0),
+            *((column, 0) for stored in self._policies.values() for column in stored.columns),
         ):
             tensor.select(dim, target).copy_(tensor.select(dim, source))
 
@@ -141,15 +150,9 @@ class Slots:
         """bool [batch]: whose supports are recorded."""
         return self._wanted[:batch]
 
-    def draft_reals(self, batch: int) -> torch.Tensor:
-        """Temperatures, 0 for greedy requests, and floors of what is proposed, float32 [2, batch]."""
-        return self._draft_reals[:, :batch]
-
-    def policy(self, batch: int, width: int) -> list[torch.Tensor]:
-        """temperature, top_k, top_p, min_p of every row, [batch * width] each."""
-        temperature, top_p, min_p = (self._reals[i, :batch, :width] for i in (TEMPERATURE, TOP_P, MIN_P))
-        rows = temperature, self._top_k[:batch, :width], top_p, min_p
-        return [values.reshape(-1).contiguous() for values in rows]  # copies only of fewer rows than are stored
+    def policy(self, batch: int, rows: int) -> list[torch.Tensor]:
+        """temperature, top_k, top_p, min_p of every row, [batch * rows] each; rows: 1, width - 1 or width a slot."""
+        return self._policies[rows].of(batch)
 
     def progress(self, batch: int) -> gpu.Progress:
         """What `gpu.advance` moves on, of the first slots."""
@@ -161,6 +164,3 @@ class Slots:
             remaining=array_of(self._longs[_REMAINING, :batch]),
             num_drafts=array_of(self.num_drafts(batch)),
         )
-
-    def _widened(self, values: torch.Tensor) -> torch.Tensor:
-        return values.unsqueeze(-1).expand(*values.shape, self.width)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
 import gpu
-from model_loaders.drafts.proposal import FILTERED_FLOOR, Draws
 from pipeline.arrays import array_of
-from pipeline.params import SamplingParams
+from pipeline.drawing import Drawing
+from pipeline.policies import row_policies, weighed_whole
 from pipeline.proposer import Contexts, Proposer, checked
 from pipeline.records import Proposal
 from pipeline.request import Request
@@ -19,14 +21,6 @@ def draws_drafts(state: State) -> bool:
     """Whether sampled requests get drawn drafts."""
     wanted = state.options.proposal
     return wanted == "sample" or (wanted == "auto" and getattr(state.draft, "draws_by_default", False))
-
-
-def proposal_floor(params: SamplingParams, vocabulary: int) -> float:
-    """The least share of the likeliest draft's probability that a drawn one of a request has."""
-    whole = params.top_k is None or params.top_k >= vocabulary
-    if params.greedy or (whole and params.top_p >= 1 and params.min_p == 0):
-        return 0.0
-    return max(FILTERED_FLOOR, params.min_p)
 
 
 class Draft:
@@ -48,7 +42,7 @@ class Draft:
         room = np.array([min(most, r.remaining(state.options.max_length) - 1) for r in requests], dtype=np.int32)
         if isinstance(state.draft, Proposer):
             return self._from_tokens(state, state.draft, requests, room)
-        device = state.target.device
+        device, drawing = state.target.device, self._drawing(state, requests)
         anchors = torch.tensor([request.anchor for request in requests], device=device)
         starts = torch.tensor([request.cached for request in requests], device=device)
         drafted = state.draft.propose(
@@ -56,17 +50,16 @@ class Draft:
             starts,
             state.draft_cache,
             kv_length=max(request.cached for request in requests) + state.block_size,
-            draws=self._draws_of(state, requests, device),
+            draw=drawing,
         )
         rule = state.options.draft_lengths
         if rule is not None:
             room = rule(drafted.confidence.cpu().numpy(), room)
-        law = None if drafted.law is None else drafted.law.dense(state.target.vocab_size).contiguous()
         return Proposal(
             requests,
             draft_tokens=drafted.tokens.to(device="cpu", dtype=torch.int32).numpy(),
             num_drafts=room,
-            draft_probs=None if law is None else array_of(law),
+            draft_probs=None if drawing is None else drawing.law(drafted.law, state.target.vocab_size),
         )
 
     def _from_tokens(self, state: State, proposer: Proposer, requests: list[Request], room: np.ndarray) -> Proposal:
@@ -93,15 +86,18 @@ class Draft:
         return Proposal(requests, np.ascontiguousarray(tokens[:, :width]), num_drafts, probs)
 
     @classmethod
-    def _draws_of(cls, state: State, requests: list[Request], device: torch.device) -> Draws | None:
-        """How the requests' drafts are drawn; None where none are."""
+    def _drawing(cls, state: State, requests: list[Request]) -> Drawing | None:
+        """How the requests' drafts are drawn: under their own policies. None where all are chosen."""
         if not draws_drafts(state) or all(request.params.greedy for request in requests):
             return None
-        temperatures = [0.0 if request.params.greedy else request.params.temperature for request in requests]
-        floors = [proposal_floor(request.params, state.target.vocab_size) for request in requests]
-        columns = np.array(temperatures, np.float32), np.array(floors, np.float32)
-        coins = cls._uniforms(requests, state.block_size - 1)
-        return Draws(*(torch.from_numpy(values).to(device) for values in (*columns, coins)))
+        params, vocabulary, order = [r.params for r in requests], state.target.vocab_size, state.options.filter_order
+        coins = torch.from_numpy(cls._uniforms(requests, state.block_size - 1)).to(state.target.device)
+        return Drawing(
+            functools.cache(lambda rows: row_policies(params, rows, vocabulary, array_of(coins))),
+            coins,
+            order,
+            whole_rows=any(weighed_whole(p, vocabulary, order) for p in params),
+        )
 
     @staticmethod
     def _uniforms(requests: list[Request], num_drafts: int) -> np.ndarray:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import gpu
 from pipeline.held import held
-from pipeline.params import SamplingParams
+from pipeline.policies import row_policies, weighed_whole
 from pipeline.records import Adjusted, Verified
 from pipeline.request import Request
 from pipeline.state import State
 
 WORKING_SUPPORT = 1024
 """Support entries kept a row where nobody records supports; wider rows are walked again by the draw."""
-
-
-def weighed_whole(params: SamplingParams, vocabulary: int, filter_order: str) -> bool:
-    """Whether a row's filter needs the mass of all logits: no top_k bounds them, or top_p is a part of all."""
-    if params.greedy:
-        return False
-    unbounded = params.top_k is None or params.top_k >= vocabulary
-    return unbounded or (filter_order == "joint" and params.top_p < 1)
 
 
 class Verify:
@@ -43,16 +33,10 @@ class Verify:
         batch, width, vocabulary = logits.shape
         recorded = any(request.params.keeps_supports for request in requests)
 
-        def a_row(values: list[float], dtype: type) -> Any:
-            return gpu.beside(logits, np.repeat(np.array(values, dtype=dtype), width))
-
         params = [request.params for request in requests]
         support = gpu.select_support(
             logits.reshape(batch * width, vocabulary),
-            a_row([p.temperature for p in params], np.float32),
-            a_row([min(p.top_k or 0, vocabulary) for p in params], np.int32),
-            a_row([p.top_p for p in params], np.float32),
-            a_row([p.min_p for p in params], np.float32),
+            *row_policies(params, width, vocabulary, logits),
             filter_order=state.options.filter_order,
             capacity=min(vocabulary, state.options.max_support if recorded else WORKING_SUPPORT),
             whole_rows=any(weighed_whole(p, vocabulary, state.options.filter_order) for p in params),

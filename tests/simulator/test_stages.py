@@ -14,7 +14,7 @@ from gpu.device.memory import SimulatedArray
 from pipeline.arrays import array_of
 from pipeline.held import held
 from tests import device_stages
-from tests.simulator.backend import Simulated, up
+from tests.simulator.backend import Simulated
 
 FACTORIES = (
     (gpu.adjust.device, "adjust_kernel"),
@@ -32,7 +32,7 @@ def device(monkeypatch):
     def move(block):
         moved.append(True)
         law = held(block.proposal, "draft_probs")
-        return replace(block, proposal=replace(block.proposal, draft_probs=None if law is None else up(law)))
+        return replace(block, proposal=replace(block.proposal, draft_probs=Simulated().to_device(law)))
 
     def seen_as(tensor):
         array = array_of(tensor)
@@ -45,7 +45,7 @@ def device(monkeypatch):
 
 @pytest.mark.parametrize(
     ("policy", "dtype", "drawn"),
-    [("all of it", torch.float32, True), ("grammars alone", torch.bfloat16, False)],
+    [("all of it", torch.float32, "by logits"), ("grammars alone", torch.bfloat16, True)],
 )
 def test_stages_are_the_hosts(device, policy, dtype, drawn):
     device_stages.check(device, policy, dtype, drawn, vocabulary=41)
