@@ -48,7 +48,7 @@ def operators(layers: int) -> tuple[list[str], list[str]]:
     return extending.names, proposing.names
 
 
-@pytest.mark.parametrize(("kind", "most", "draws"), [("dflash", 2, 1), ("dspark vanilla", 36, 4), ("dflash2", 29, 3)])
+@pytest.mark.parametrize(("kind", "most", "draws"), [("dflash", 2, 1), ("dspark vanilla", 20, 4), ("dflash2", 29, 3)])
 def test_operators_of_a_drawn_proposal(kind, most, draws, tmp_path):
     """Behind the hidden states; a draw is two launches of `gpu.draw_drafts`, or four, and no operator."""
     draft = test_drafts.load(tmp_path, kind)

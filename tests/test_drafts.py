@@ -127,7 +127,7 @@ def test_proposals_equal_the_oracle(tmp_path, kind):
             torch.testing.assert_close(laws[row].double(), torch.stack(expected), atol=3e-6, rtol=1e-4)
             if confidences:
                 wanted = torch.tensor(confidences, dtype=torch.float64)
-                torch.testing.assert_close(drafted.confidence[row].double(), wanted, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(drafted.confidence()[row].double(), wanted, atol=1e-5, rtol=1e-4)
             else:
                 assert drafted.confidence is None
         features = torch.randn(3, draft.num_drafts + 1, width, generator=generator)

@@ -15,6 +15,7 @@ c_k sees the tokens before draft k only. Rank 0 has no Markov head: drafts don't
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -106,28 +107,34 @@ class DSparkDraft(BlockDraft):
         markov, logits = module.markov_head, self.logits(hidden)
         if markov is None:
             tokens = self.token_of(pick(logits, 0, draw))
-            return Drafted(tokens, self._law(logits, draw), self._confidence(hidden))
+            return Drafted(tokens, self._law(logits, draw), self._confidence(hidden, []))
         logits = logits.float()
         state = hidden.new_zeros(hidden.shape[0], config.markov_rank)
-        confidences: list[Tensor] = []
+        embeddings: list[Tensor] = []
 
         def logits_of(k: int, previous: Tensor) -> Tensor:
             nonlocal state
-            features, embedded = hidden[:, k], markov.markov_w1(previous)
-            latent, state = markov(embedded, features, state)
+            embeddings.append(markov.markov_w1(previous))
+            latent, state = markov(embeddings[k], hidden[:, k], state)
             logits[:, k].add_(markov.markov_w2(latent))
-            if config.confidence_with_markov:
-                features = torch.cat((features, embedded), -1)
-            if (confidence := self._confidence(features)) is not None:
-                confidences.append(confidence)
             return logits[:, k : k + 1]
 
         tokens = pick_in_turn(self.num_drafts, anchors, logits_of, lambda k, index: self.token_of(index), draw)
-        return Drafted(tokens, self._law(logits, draw), torch.stack(confidences, 1) if confidences else None)
+        return Drafted(tokens, self._law(logits, draw), self._confidence(hidden, embeddings))
 
     def _law(self, logits: Tensor, draw: Draw | None) -> ProposalLaw | None:
         return None if draw is None else self.law(logits)
 
-    def _confidence(self, features: Tensor) -> Tensor | None:
+    def _confidence(self, hidden: Tensor, embeddings: list[Tensor]) -> Callable[[], Tensor] | None:
+        """What ``Drafted`` says, of hidden [b, D, d] and the embeddings [b, r] of the tokens before the drafts."""
         head = cast(DSparkModule, self.module).confidence_head
-        return None if head is None else torch.sigmoid(head(features).float())
+        if head is None:
+            return None
+        with_markov = cast(DSparkConfig, self.config).confidence_with_markov
+
+        @torch.inference_mode()
+        def confidence() -> Tensor:
+            features = torch.cat((hidden, torch.stack(embeddings, 1)), -1) if with_markov else hidden
+            return torch.sigmoid(head(features).float())
+
+        return confidence

@@ -47,13 +47,13 @@ class Drafted:
     """The proposal of one round, on the draft's device.
 
     tokens: int64 [b, D], in the target's vocabulary. law: what they were drawn from; None where all were chosen.
-    confidence: float32 [b, D], the draft's own guess that draft k is accepted if all before it are, made from
+    confidence: computes float32 [b, D], the draft's own guess that draft k is accepted if all before it are, made from
     the tokens before k and never from draft k itself; None for a draft without a confidence head.
     """
 
     tokens: Tensor
     law: ProposalLaw | None = None
-    confidence: Tensor | None = None
+    confidence: Callable[[], Tensor] | None = None
 
 
 def pick(logits: Tensor, k: int, draw: Draw | None) -> Tensor:

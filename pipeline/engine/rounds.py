@@ -18,6 +18,7 @@ from model_loaders.drafts.proposal import ProposalLaw
 from pipeline.arrays import array_of
 from pipeline.drawing import Drawing
 from pipeline.engine.adjusting import Adjusting
+from pipeline.engine.branch import Branch
 from pipeline.engine.features import Features
 from pipeline.engine.graphs import Graphs
 from pipeline.engine.histories import Histories
@@ -68,6 +69,15 @@ class _Workspace:
 
 
 @dataclass(frozen=True)
+class _Block:
+    """A target's forward over anchors and drafts."""
+
+    logits: torch.Tensor  # [B, W, V]
+    features: torch.Tensor | None  # [B, W, taps * hidden]
+    positions: torch.Tensor  # int64 [B, W]
+
+
+@dataclass(frozen=True)
 class Ticket:
     """A round on its way."""
 
@@ -101,6 +111,7 @@ class Rounds:
     _workspaces: dict[Any, _Workspace] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._branch = Branch(self.slots.device)
         if isinstance(self.state.draft, Proposer):
             room = self.state.target_cache.max_length
             self.histories = Histories(self.slots.num_slots, room, self.slots.device)
@@ -140,7 +151,11 @@ class Rounds:
             self._settle(shape, workspace, self.first_logits[: shape.batch], None)
         else:
             law = self._propose(shape, workspace)
-            self._settle(shape, workspace, self._forward(shape, workspace), law)
+            block = self._forward(shape, workspace)
+            with self._branch.beside():
+                self._extend(shape, block)
+            self._settle(shape, workspace, block.logits, law)
+            self._branch.join()
 
     def _restricted(self, shape: Shape, workspace: _Workspace, between: Restriction, allowed: Allowed) -> None:
         """A round in three pieces: the masks follow the drafts, and are made while the target runs."""
@@ -149,7 +164,7 @@ class Rounds:
         else:
             self._run((shape, "propose"), lambda: between.keep_law(self._propose(shape, workspace)))
             between.fetch(workspace.drafts, workspace.num_drafts)
-            self._run((shape, "forward"), lambda: between.keep_logits(self._forward(shape, workspace)))
+            self._run((shape, "forward"), lambda: between.keep_logits(self._extended(shape, workspace)))
         between.put(*allowed(*between.drafts()))
         law = between.law if shape.features.draws else None
         self._run((shape, "settle"), lambda: self._settle(shape, workspace, between.logits, law))
@@ -171,8 +186,8 @@ class Rounds:
             law = drafted.law
         return law
 
-    def _forward(self, shape: Shape, workspace: _Workspace) -> torch.Tensor:
-        """The target over anchors and drafts: logits [B, W, V]."""
+    def _forward(self, shape: Shape, workspace: _Workspace) -> _Block:
+        """The target over anchors and drafts."""
         state, starts = self.state, self.slots.starts(shape.batch)
         ids = torch.cat((self.slots.anchors(shape.batch)[:, None], workspace.drafts.long()), dim=1)
         positions = starts[:, None] + torch.arange(ids.shape[1], device=starts.device)
@@ -180,9 +195,18 @@ class Rounds:
         output = state.target.forward(
             ids, positions, state.target_cache, kv_length=shape.kv_length, compiled=state.options.compile
         )
-        if state.draft is not None:
-            state.draft.extend(output.features, positions, state.draft_cache, kv_length=shape.kv_length)
-        return output.logits.contiguous()
+        return _Block(output.logits.contiguous(), output.features, positions)
+
+    def _extend(self, shape: Shape, block: _Block) -> None:
+        """What the draft takes in of a block."""
+        if self.state.draft is not None:
+            self.state.draft.extend(block.features, block.positions, self.state.draft_cache, kv_length=shape.kv_length)
+
+    def _extended(self, shape: Shape, workspace: _Workspace) -> torch.Tensor:
+        """Both in one piece; the logits."""
+        block = self._forward(shape, workspace)
+        self._extend(shape, block)
+        return block.logits
 
     def _drawing(self, shape: Shape, workspace: _Workspace) -> Drawing | None:
         if not shape.features.draws:

@@ -54,7 +54,7 @@ class Draft:
         )
         rule = state.options.draft_lengths
         if rule is not None:
-            room = rule(drafted.confidence.cpu().numpy(), room)
+            room = rule(drafted.confidence().cpu().numpy(), room)
         return Proposal(
             requests,
             draft_tokens=drafted.tokens.to(device="cpu", dtype=torch.int32).numpy(),
