@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
-from model_loaders.attention import ATTENTION, Compact, compact_rows, prepared_mask
+from model_loaders.attention import ATTENTION, Compact, additive_mask, compact_rows, prepared_mask
 from model_loaders.demo_model import demo_target_folder
 from model_loaders.errors import CheckpointError
 from model_loaders.file_checks import num_elements, refuse_larger_model
@@ -110,7 +110,7 @@ class Target:
         accepted = inspect.signature(model.forward).parameters
         # transformers 5.2x renamed the argument.
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
-        self._prepares_masks = self.device.type == "cuda"
+        self._packs_heads = self.device.type == "cuda"
         self._can_keep_last = "logits_to_keep" in accepted
         self._num_kv_heads, self._head_dim, self._value_head_dim = self._probe_cache_shape()
 
@@ -209,8 +209,10 @@ class Target:
         token_ids = token_ids.to(self.device, non_blocking=True)
         positions = positions.to(self.device, non_blocking=True)
         mask = self._mask(positions, kv_length)
-        if self._prepares_masks:
+        if self._packs_heads:
             mask = prepared_mask(mask, self._num_heads, self._num_kv_heads, self.dtype)
+        else:
+            mask = additive_mask(mask, self.dtype)
         if compact is not None:
             token_ids, positions = compact.take(token_ids), compact.take(positions)
         keep_last = last_only is not False and self._can_keep_last
@@ -478,8 +480,7 @@ def _load_model(
     model = model.to(device).eval().requires_grad_(False)
     if device.type == "cpu":
         pack_linears(model)
-    elif device.type == "cuda":
-        fuse_norms(model)
+    fuse_norms(model)
     return model
 
 
