@@ -23,9 +23,15 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Side by side, as either keeps one core busy. What the simulator's tests say comes last.
 unit: $(STAMP)
-	$(PY) -m pytest --durations=10
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest tests/simulator --durations=10
+	@log=$$(mktemp); \
+	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest tests/simulator --durations=10 > $$log 2>&1 & simulator=$$!; \
+	trap "kill $$simulator; rm -f $$log; exit 130" INT TERM; \
+	$(PY) -m pytest --durations=10; host=$$?; \
+	wait $$simulator; simulated=$$?; \
+	cat $$log; rm -f $$log; \
+	exit $$((host | simulated))
 
 # Ray and what it brings are 300 MB, for three tests of a minute: not a part of `test`.
 test-ray: $(STAMP)

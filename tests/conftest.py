@@ -1,13 +1,16 @@
 """What every test runs under."""
 
+import numba
 import pytest
 import torch
 
 from tests import strategies
 from tests.backends import DEVICE, HOST
 
-# The models here are tiny: a second thread only waits, and waits badly where tests run side by side.
+# Models and blocks are tiny here: a second thread only waits, and waits badly where tests run side by side.
+# tests/test_threads.py holds that their number changes nothing.
 torch.set_num_threads(1)
+numba.set_num_threads(1)
 
 
 @pytest.fixture(
