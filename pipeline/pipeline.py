@@ -49,6 +49,7 @@ from pipeline.errors import InvalidRequest
 from pipeline.grammars.compiler import Compiler
 from pipeline.grammars.grammar import Grammar
 from pipeline.grammars.walk import Walk
+from pipeline.host_threads import threads_for
 from pipeline.ngram import NgramProposer
 from pipeline.params import SamplingParams
 from pipeline.prompts import Prompted, token_ids_of
@@ -231,7 +232,8 @@ class SpeculativePipeline:
             self._take_out_cancelled()
             go_back = self.state.save()
             try:
-                done = self._round()
+                with threads_for(self._most_logits()):
+                    done = self._round()
             except Exception as error:
                 self._undo(go_back, error)
                 scarce = is_out_of_memory(error)
@@ -253,6 +255,12 @@ class SpeculativePipeline:
                     self._contained, self._tried = 0, False
                 taken_out, self._taken_out = self._taken_out, []
                 return replace(done, taken_out=taken_out)
+
+    def _most_logits(self) -> int:
+        """Of what waits and runs, in one round."""
+        state = self.state
+        batch = min(len(state.waiting) + len(state.running), state.options.max_batch)
+        return batch * state.block_size * state.target.vocab_size
 
     def _undo(self, go_back: Callable[[], None], error: BaseException) -> None:
         go_back()
