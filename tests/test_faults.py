@@ -181,12 +181,23 @@ def test_slots_come_back():
     assert slots.limit == 8
 
 
-@pytest.mark.parametrize(("fatal", "together"), [*((n, False) for n in range(1, 7)), (1, True), (2, True)])
-def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch, fatal, together):
-    """Storage by storage, so the memory may end between two of them."""
-    cache = RowCache(3, 2, 4, num_slots=4, max_length=256, dtype=torch.float32, device="cpu", together=together)
+@pytest.mark.parametrize(
+    ("fatal", "together", "width"),
+    [
+        *((n, False, 4) for n in range(1, 4)),
+        (1, True, 4),
+        *((n, False, 5) for n in range(1, 7)),
+        (1, True, 5),
+        (2, True, 5),
+    ],
+)
+def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch, fatal, together, width):
+    """Storage by storage, so the memory may end between two of them; values of another width are one by themselves."""
+    cache = RowCache(
+        3, 2, 4, value_head_dim=width, num_slots=4, max_length=256, dtype=torch.float32, device="cpu", together=together
+    )
     positions = torch.arange(64)[None]
-    entries = [torch.randn(1, 2, 64, 4) for _ in range(6)]
+    entries = [torch.randn(1, 2, 64, 4 if i < 3 else width) for i in range(6)]
     for layer in range(3):
         cache.write(layer, entries[layer], entries[layer + 3], positions)
     zeros, count = RowCache._zeros, []
@@ -202,12 +213,12 @@ def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch, fatal, together):
         cache.begin(torch.arange(100, 101)[None], [2])
     monkeypatch.undo()
     assert cache.allocated == (1, 64)
-    new = torch.randn(1, 2, 1, 4)
+    new = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, width)
     for grown in (False, True):  # as it was, and once it does grow
         for layer in range(3):
             at = [2] if grown else [0]
-            held = cache.write(layer, new, new, torch.tensor([[70 if grown else 63]]), at)
-            assert all(part[0, :, -1].equal(new[0, :, 0]) for part in held)
+            held = cache.write(layer, *new, torch.tensor([[70 if grown else 63]]), at)
+            assert all(part[0, :, -1].equal(entry[0, :, 0]) for part, entry in zip(held, new, strict=True))
             assert cache.snapshot(0, 63).keys[layer].equal(entries[layer][0, :, :63])
             assert cache.snapshot(0, 63).values[layer].equal(entries[layer + 3][0, :, :63])
 
