@@ -40,22 +40,6 @@ def can_branch() -> bool:
     return stream.is_capturing()
 
 
-@cache
-def _multiprocessors_of(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
-
-
-def num_multiprocessors() -> int:
-    """Of the current device."""
-    if SIMULATED:
-        return 1
-    import cupy
-
-    return _multiprocessors_of(cupy.cuda.runtime.getDevice())
-
-
 @contextmanager
 def branch() -> Iterator[None]:
     """What is queued inside runs behind what the current stream holds so far, beside what is queued next, to `join`."""

@@ -7,7 +7,7 @@ from gpu.capture import Capture
 from gpu.capture import device as capture
 from gpu.capture.request import MAX_WIDTH
 from gpu.capture.spread import spread_kernel
-from gpu.device.branch import branch, can_branch, join, num_multiprocessors
+from gpu.device.branch import branch, can_branch, join
 from gpu.device.launch import pointer
 from gpu.device.memory import DeviceLogits, check_device, device_logits
 from gpu.rounds.kernel import round_kernel
@@ -18,20 +18,15 @@ from gpu.support.whole import whole_argument
 from gpu.verification import Verdict
 from gpu.verification import device as verification
 
-# Rows and bytes of logits from which on a graph's round is two parts: the first one's filter, whose blocks wait for
-# memory rather than use it, runs while the second is read. Of 256 rows of 248,320 that should hide about 10 us of 65, a
-# gap of 1.5 us between the scans deducted.
+# Rows and bytes of logits from which on a graph's round is one of two halves: the first half's filter, whose blocks
+# wait for memory rather than use it, runs while the second half is read. Of 256 rows of 248,320 that should hide about
+# 10 us of 65, a gap of 1.5 us between the scans deducted.
 _MANY_ROWS, _MANY_BYTES = 128, 64 << 20
-_FIRST_PART = 0.5
-_BLOCKS = 2  # of the round's kernel, that a multiprocessor holds at least: tests/test_ptx_kernels.py
 
 
-def _first_part(rows: DeviceLogits, batch: int, width: int) -> int:
-    """How many rows are filtered while the others are read; 0 for none."""
+def _in_halves(rows: DeviceLogits) -> bool:
     num_bytes = rows.num_rows * rows.vocabulary * 16 // rows.form.lanes
-    if rows.num_rows < _MANY_ROWS or num_bytes < _MANY_BYTES or not can_branch():
-        return 0
-    return int(batch * _FIRST_PART) * width
+    return rows.num_rows >= _MANY_ROWS and num_bytes >= _MANY_BYTES and can_branch()
 
 
 def run(
@@ -69,21 +64,17 @@ def run(
             verification.verdicts_argument(verdict), captures,
         )  # fmt: skip
 
-    first = 0 if whole_rows else _first_part(rows, batch, width)
-    # Blocks of the second part wait for those of the first, which must find a place whatever waits already.
-    all_find_places = rows.num_rows <= _BLOCKS * num_multiprocessors()
-    if first:  # behind all checks: a scan that nothing follows would spoil the next
-        support_device.scan(rows, marks, 0, first)
+    half = batch // 2 * width if not whole_rows and _in_halves(rows) else 0
+    if half:  # behind all checks: a scan that nothing follows would spoil the next
+        support_device.scan(rows, marks, 0, half)
         with branch():
-            finish(0, first)
-    support_device.scan(rows, marks, first)
+            finish(0, half)
+    support_device.scan(rows, marks, half)
     if whole_rows:
         support_device.weigh(rows, marks, of_filter, of_rows, whole)
-    if first and not all_find_places:
+    if half:
         join()
-    finish(first, rows.num_rows)
-    if first and all_find_places:
-        join()
+    finish(half, rows.num_rows)
     if whole_rows and masks.token_ids.size > support.capacity:  # else no row without entries has room
         spread_kernel(rows.form.name).launch(
             (batch * width * marks.chunks,),

@@ -50,7 +50,7 @@ def test_rounds_are_the_host_twins(batch, width, size, dtype, of_proposal, order
 )
 def test_whole_rounds_are_the_host_twins(of_proposal, order, skew, monkeypatch):
     """Also in two halves, one request and two."""
-    monkeypatch.setattr(rounds_device, "_first_part", lambda rows, batch, width: batch // 2 * width if skew else 0)
+    monkeypatch.setattr(rounds_device, "_in_halves", lambda rows: skew > 0)
     batch, width, size, dtype = 3, 3, 2500, "bfloat16"
     backend = Simulated(skew=skew)
     round_ = make_round(skew, batch, width, size, dtype, num_poisoned=1)
