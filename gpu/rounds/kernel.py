@@ -28,7 +28,7 @@ from gpu.verification.chain import REQUESTS, VERDICTS
 
 @lru_cache
 def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False, threads: int = THREADS) -> Kernel:
-    """The kernel for logits and draft probabilities of these dtypes; its grid is (rows,), from row `begin` on.
+    """The kernel for logits and draft probabilities of these dtypes; its grid is (rows,).
 
     whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
     """
@@ -48,21 +48,21 @@ def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False,
         if shared[BOX] == logits.width - 1:
             decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
-    def finish(logits, marks, bounds, rows, begin, num_requests, requests, verdicts, captures):
+    def finish(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        row = np.int32(cuda.blockIdx.x + begin)
+        row = np.int32(cuda.blockIdx.x)
         pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
         decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
-    def finish_whole(logits, marks, bounds, rows, whole, begin, num_requests, requests, verdicts, captures):
+    def finish_whole(logits, marks, bounds, rows, whole, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        row = np.int32(cuda.blockIdx.x + begin)
+        row = np.int32(cuda.blockIdx.x)
         pick_whole(row, logits, marks, bounds, rows, whole, shared, scratch64)
         decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
-    behind = int32, int32, REQUESTS, VERDICTS, CAPTURES
+    behind = int32, REQUESTS, VERDICTS, CAPTURES
     if whole_rows:
         return Kernel(finish_whole, void(LOGITS, MARKS, FILTER, ROWS, WHOLE, *behind), threads, MAX_REGISTERS)
     return Kernel(finish, void(LOGITS, MARKS, FILTER, ROWS, *behind), threads, MAX_REGISTERS)

@@ -30,9 +30,8 @@ def run_round(
     """select_support of logits [B, W, V] as [B*W, V], verify_chain, and capture_masks of what that committed.
 
     Arguments and results are theirs, bit for bit. On a device it is two launches, the one read of the
-    logits and all the rest, and with whole_rows two between them and one behind; in a CUDA graph many rows are
-    two halves, each of two launches, and a branch of the graph. out: what an earlier call of the same shapes returned,
-    whose memory is used again, None where there is none yet; CuPy arrays only. ValueError as theirs.
+    logits and all the rest, and with whole_rows two between them and one behind. out: what an earlier call of the same
+    shapes returned, whose memory is used again, None where there is none yet; CuPy arrays only. ValueError as theirs.
     """
     if logits.ndim != 3:
         raise ValueError(f"logits={logits.shape}, expected [B, W, V]")

@@ -102,10 +102,9 @@ def filter_arguments(
     return out, marks_argument(walk), bounds
 
 
-def scan(rows: DeviceLogits, marks: Marks, begin: int = 0, end: int | None = None) -> None:
-    """Launch the first kernel, for all rows or some. The last must follow: it leaves the counts zero for the next."""
-    num_rows = (rows.num_rows if end is None else end) - begin
-    scan_kernel(rows.form.name).launch((num_rows * marks.chunks,), rows.argument, marks, begin)
+def scan(rows: DeviceLogits, marks: Marks) -> None:
+    """Launch the first kernel. The last must follow: it leaves the counts zero for the next call."""
+    scan_kernel(rows.form.name).launch((rows.num_rows * marks.chunks,), rows.argument, marks)
 
 
 def weigh(rows: DeviceLogits, marks: Marks, bounds: Filter, of_rows: Rows, whole: Whole) -> None:

@@ -24,7 +24,7 @@ MAX_REGISTERS = 32  # four blocks a multiprocessor
 
 @lru_cache
 def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is (chunks * rows,), from `first_row` on: y ends at 65,535."""
+    """The kernel for logits of this dtype; its grid is (chunks * rows,): y ends at 65,535."""
     form = format_of(name)
     lanes, key_of, minus_inf = form.lanes, form.key, form.minus_inf
     larger, key_of_word, load = form.larger, form.key_of_word, load_four(threads)
@@ -86,13 +86,12 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
     def count(key, bins):
         cuda.atomic.add(bins, np.uint32(key >> to_bin), np.int32(1))
 
-    def scan(logits, marks, first_row):
+    def scan(logits, marks):
         bins = cuda.shared.array(BINS, int32)
         warp_largest = cuda.shared.array(WARP, types.uint32)
         thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
         row = np.int32(np.uint32(cuda.blockIdx.x) // np.uint32(marks.chunks))
         chunk = np.int32(cuda.blockIdx.x - row * marks.chunks)
-        row = np.int32(row + first_row)
         start = row_start(logits, row)
         head = np.int32(start & np.int64(granule - 1))
         num_granules = np.int32(np.int32(head + vocabulary + granule - 1) // granule)
@@ -134,4 +133,4 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
             if thread == 0:
                 marks.chunk_largest[np.int64(row) * marks.chunks + chunk] = largest
 
-    return Kernel(scan, void(LOGITS, MARKS, int32), threads, MAX_REGISTERS)
+    return Kernel(scan, void(LOGITS, MARKS), threads, MAX_REGISTERS)

@@ -5,7 +5,6 @@ import pytest
 
 import gpu
 from gpu import FILTER_ORDERS, INVALID, OVERFLOW, Capture, capture_masks, select_support
-from gpu.rounds import device as rounds_device
 from tests.backends import HOST, assert_same
 from tests.rounds import assert_same_rows, in_gaps, make_proposal, make_round, run_round
 from tests.simulator.backend import Simulated
@@ -48,9 +47,7 @@ def test_rounds_are_the_host_twins(batch, width, size, dtype, of_proposal, order
 @pytest.mark.parametrize(
     ("of_proposal", "order", "skew"), [(None, "top_k_first", 0), (None, "joint", 5), ("float16", "joint", 1)]
 )
-def test_whole_rounds_are_the_host_twins(of_proposal, order, skew, monkeypatch):
-    """Also in two halves, one request and two."""
-    monkeypatch.setattr(rounds_device, "_in_halves", lambda rows: skew > 0)
+def test_whole_rounds_are_the_host_twins(of_proposal, order, skew):
     batch, width, size, dtype = 3, 3, 2500, "bfloat16"
     backend = Simulated(skew=skew)
     round_ = make_round(skew, batch, width, size, dtype, num_poisoned=1)
