@@ -23,14 +23,16 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Side by side, as either keeps one core busy. What the simulator's tests say comes last.
+# Side by side, as either keeps one core busy; with a cache of compiled kernels each, because Numba's isn't made for two
+# processes that write to it. What the simulator's tests say comes last.
 unit: $(STAMP)
-	@log=$$(mktemp); \
-	NUMBA_ENABLE_CUDASIM=1 $(PY) -m pytest tests/simulator --durations=10 > $$log 2>&1 & simulator=$$!; \
-	trap "kill $$simulator; rm -f $$log; exit 130" INT TERM; \
+	@own=$$(mktemp -d); \
+	NUMBA_ENABLE_CUDASIM=1 NUMBA_CACHE_DIR=$$own/numba $(PY) -m pytest tests/simulator --durations=10 > $$own/log 2>&1 & \
+	simulator=$$!; \
+	trap "kill $$simulator; rm -rf $$own; exit 130" INT TERM; \
 	$(PY) -m pytest --durations=10; host=$$?; \
 	wait $$simulator; simulated=$$?; \
-	cat $$log; rm -f $$log; \
+	cat $$own/log; rm -rf $$own; \
 	exit $$((host | simulated))
 
 # Ray and what it brings are 300 MB, for three tests of a minute: not a part of `test`.
