@@ -111,7 +111,8 @@ def lean_layers(model: Any, layers: Sequence[nn.Module]) -> int:
     """Gives a model's decoder layers the forward of a `LeanLayer`, if that is what all of them compute.
 
     They are recognised by what they compute: random rows come out the same, and so do the keys and values that they
-    store. Parameters keep names and identity. Returns how many layers there are, or 0 if nothing was changed.
+    store. Parameters keep names and identity; those of one product lie in one tensor. Returns how many layers there
+    are, or 0 if they keep the forward that they had.
     """
     if not all(_looks_lean(layer) for layer in layers):
         return 0

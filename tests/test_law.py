@@ -17,7 +17,7 @@ from tests import naive, pipes
 
 VOCABULARY = 10
 PROMPT = [4, 7, 5]
-SAMPLES = 50_000  # a policy: 100,000 a path
+SAMPLES = 100_000
 FALSE_ALARM = 1e-4
 
 POLICIES = {
@@ -119,7 +119,7 @@ def test_adjusted_policies_with_their_own_prefix(path):
         bias = {6: 1.5, 2: -np.inf}
         return naive.adjust(logits, PROMPT, list(prefix), 1.8, 0.9, 0.7, bias.items())
 
-    rollouts = generate(path, params, SAMPLES, 4)
+    rollouts = generate(path, params, SAMPLES // 2, 4)
     assert p_value(count(rollouts, 3), enumerate_law(params, 3, adjust=adjust)) > FALSE_ALARM
     start = enumerate_law(params, 3, adjust=lambda prefix, logits: adjust((), logits))
     assert p_value(count(rollouts, 3), start) < 1e-12
