@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +55,9 @@ def main() -> None:
         drafting = None if draft is None else load_draft(draft, target)
         pipe = SpeculativePipeline(target, drafting, max_batch=options.max_batch, max_length=2048)
         name = pipe.capabilities.method or "ordinary"
-        pipe.generate(prompts[:1], SamplingParams(max_new_tokens=8, top_k=64, top_p=0.95, return_sampling_mask=True))
         for policy, params in policies.items():
-            print(f"{name}, {policy}:")
+            print(f"{name}, {policy}:", flush=True)
+            pipe.generate(prompts[: options.max_batch], replace(params, max_new_tokens=8))  # compiles what it needs
             started = time.perf_counter()
             rollouts = pipe.generate(prompts, params, progress=True)
             seconds = time.perf_counter() - started
