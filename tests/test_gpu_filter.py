@@ -135,6 +135,22 @@ def test_ties_survive_both_cutoffs(backend):
     assert kept(select(backend, np.array([-0.0, 0.0, -0.0, -1.0], np.float32), top_k=2)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("order", FILTER_ORDERS)
+@pytest.mark.parametrize("size", [257, 5000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_zeros_are_one_value(backend, dtype, size, order):
+    """The k-th largest logit is a zero: zeros of either sign count, and weigh in the mass that top_p cuts."""
+    rng = np.random.default_rng(size)
+    logits = rng.choice(np.array([0.0, -0.0, 1.5, -2.0], np.float32), (6, size), p=[0.3, 0.3, 0.1, 0.3])
+    logits[3:] = np.minimum(logits[3:], -0.0)  # and the largest is one
+    logits[4, logits[4] == 0] = -0.0
+    logits = cast(logits, dtype)
+    k, top_p = np.full(6, size // 4, np.int32), np.array([0.5, 0.75, 1.0] * 2, np.float32)
+    arguments = np.ones(6, np.float32), k, top_p, np.zeros(6, np.float32)
+    support = backend.select_support(logits, *arguments, filter_order=order, capacity=size)
+    assert_matches_oracle(logits, arguments, order, support)
+
+
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.95, 0.999])
 @pytest.mark.parametrize("order", FILTER_ORDERS)
 def test_the_crossing_token_is_kept(backend, top_p, order):

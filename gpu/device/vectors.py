@@ -26,6 +26,7 @@ class Format(NamedTuple):
     plus_inf: int
     negative_zero: int
     key: Any  # (w0, w1, w2, w3, lane) -> key of an element, uint32
+    rank: Any  # the same, but -0.0 has the key of +0.0: they are one value, and count as one
     reaching: Any  # (w0, w1, w2, w3, base) -> which elements' keys are at least base, as bits
     larger: Any  # (word, word) -> the larger of each place of two words; NaN if either is
     key_of_word: Any  # the largest key in a word; above plus_inf if it holds a NaN
@@ -72,6 +73,17 @@ def _half_key(w0, w1, w2, w3, lane):
 @cuda.jit(device=True)
 def _float_key(w0, w1, w2, w3, lane):
     return _key32(_word(w0, w1, w2, w3, lane))
+
+
+def _rank_of(key, negative_zero):
+    negative_zero = np.uint32(negative_zero)
+
+    @cuda.jit(device=True)
+    def rank(w0, w1, w2, w3, lane):
+        own = key(w0, w1, w2, w3, lane)
+        return np.uint32(own + np.uint32(1 if own == negative_zero else 0))
+
+    return rank
 
 
 @cuda.jit(device=True)
@@ -220,16 +232,16 @@ def _only_floats(w0, w1, w2, w3, mask):
 
 _FORMATS = {
     "bfloat16": Format(
-        "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _halves_of_vector, _larger_bfloat16,
-        _key_of_bfloat16s, _value_bfloat16, _decode_bfloat16, _only_halves(0xFF80), _key_of_bfloat16
+        "bfloat16", 8, 16, 0x007F, 0xFF80, 0x7FFF, _half_key, _rank_of(_half_key, 0x7FFF), _halves_of_vector,
+        _larger_bfloat16, _key_of_bfloat16s, _value_bfloat16, _decode_bfloat16, _only_halves(0xFF80), _key_of_bfloat16
     ),
     "float16": Format(
-        "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _halves_of_vector, _larger_float16,
-        _key_of_float16s, _value_float16, _decode_float16, _only_halves(0xFC00), _key_of_float16
+        "float16", 8, 16, 0x03FF, 0xFC00, 0x7FFF, _half_key, _rank_of(_half_key, 0x7FFF), _halves_of_vector,
+        _larger_float16, _key_of_float16s, _value_float16, _decode_float16, _only_halves(0xFC00), _key_of_float16
     ),
     "float32": Format(
-        "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _floats_of_vector, _larger_float32,
-        _key32, _value_float32, _decode_float32, _only_floats, _key_of_float32
+        "float32", 4, 32, 0x007FFFFF, 0xFF800000, 0x7FFFFFFF, _float_key, _rank_of(_float_key, 0x7FFFFFFF),
+        _floats_of_vector, _larger_float32, _key32, _value_float32, _decode_float32, _only_floats, _key_of_float32
     ),
 }  # fmt: skip
 
@@ -244,6 +256,19 @@ def format_of(name: str) -> Format:
 def in_row(first, lane, vocabulary):
     """Whether element `lane` of a vector belongs to the row, `first` being the token id of its element 0."""
     return np.uint32(first + lane) < np.uint32(vocabulary)
+
+
+@lru_cache
+def reach_of(name: str) -> Any:
+    """A device function: the least stored maximum of a granule with an element of at least this rank."""
+    form = format_of(name)
+    to_stored, positive_zero = np.uint32(form.bits - 16), np.uint32(form.negative_zero + 1)
+
+    @cuda.jit(device=True)
+    def reach(rank):
+        return np.uint32(np.uint32(rank - np.uint32(1 if rank == positive_zero else 0)) >> to_stored)
+
+    return reach
 
 
 @lru_cache

@@ -36,7 +36,7 @@ class Gather(NamedTuple):
 def gather_of(name: str, threads: int) -> Gather:
     """The steps for logits of this dtype."""
     form, block = format_of(name), block_of(threads)
-    lanes, key_of, reaching_of = form.lanes, form.key, form.reaching
+    lanes, rank_of, reaching_of = form.lanes, form.rank, form.reaching
     prefix32, offset32 = block.prefix32, block.offset32
     per_thread = BINS // threads
     sweep = 8 * WARP  # granules of a warp at a time: four times over, then the next warp's
@@ -183,7 +183,7 @@ def gather_of(name: str, threads: int) -> Gather:
             lane = np.int32(cuda.ffs(mask) - 1)
             mask = np.int32(mask & np.int32(mask - 1))
             if at < CANDIDATES:
-                shared[np.uint32(KEYS + at)] = np.int32(key_of(w0, w1, w2, w3, lane))
+                shared[np.uint32(KEYS + at)] = np.int32(rank_of(w0, w1, w2, w3, lane))
                 shared[np.uint32(IDS + at)] = np.int32(first + lane)
             at = np.int32(at + 1)
         return at

@@ -13,7 +13,7 @@ from numba import cuda
 from gpu.device.block import WARP, block_of
 from gpu.device.instructions import load_kept
 from gpu.device.rows import stored_maximum
-from gpu.device.vectors import format_of, in_row
+from gpu.device.vectors import format_of, in_row, reach_of
 from gpu.support.cutoffs import mass_limit
 from gpu.support.gather import BOX, KEYS, SCRATCHES, WORK
 from gpu.support.keys import Keys, keys_between, keys_in_slot, slot_of
@@ -64,9 +64,9 @@ def _mass_at(shared, slot):
 def levels_of(name: str, threads: int) -> Levels:
     """The searches for logits of this dtype."""
     form, block = format_of(name), block_of(threads)
-    lanes, key_of, value_of = form.lanes, form.key, form.value
+    lanes, rank_of, value_of = form.lanes, form.rank, form.value
     prefix64, prefix_both = block.prefix64, block.prefix_both
-    to_stored = np.uint32(form.bits - 16)
+    reach = reach_of(name)
     per_thread = SLOTS // threads
 
     @cuda.jit(device=True)
@@ -85,14 +85,14 @@ def levels_of(name: str, threads: int) -> Levels:
             for i in range(cuda.threadIdx.x, size, threads):
                 add(np.uint32(shared[np.uint32(KEYS + i)]), keys, scale, shared)
         else:
-            least = np.uint32(keys.low >> to_stored)
+            least = reach(keys.low)
             for vector in range(cuda.threadIdx.x, 2 * row.num_granules, threads):
                 if stored_maximum(row, vector >> 1) >= least:
                     w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + vector))
                     first = np.int32(vector * lanes - row.head)
                     for lane in range(lanes):
                         if in_row(first, lane, row.vocabulary):
-                            add(key_of(w0, w1, w2, w3, lane), keys, scale, shared)
+                            add(rank_of(w0, w1, w2, w3, lane), keys, scale, shared)
         cuda.syncthreads()
 
     @cuda.jit(device=True)

@@ -50,6 +50,7 @@ def pick_of(name: str, threads: int) -> Any:
     form = format_of(name)
     granule, value_of = 2 * form.lanes, form.value
     minus_inf, plus_inf, to_stored = form.minus_inf, form.plus_inf, np.uint32(form.bits - 16)
+    negative_zero = np.uint32(form.negative_zero)
     maxima_of, bound, refine, list_granules, take = gather_of(name, threads)
     kth, crossing, both = levels_of(name, threads)
     finish_candidates, finish_row, write_row, row_mass, _ = finish_of(name, threads)
@@ -79,6 +80,7 @@ def pick_of(name: str, threads: int) -> Any:
         prefetched = maxima_of(row, 0)
         temperature, k, top_p, min_p, greedy, good = limits_of(bounds, rows, index, vocabulary)
         top = top_of(marks, index)
+        top = np.uint32(top + np.uint32(1 if top == negative_zero else 0))
         need = np.int32(1) if greedy else np.int32(k)
         if need == 0 and (top_p < np.float32(1.0) or min_p > np.float32(0.0)):
             need = np.int32(_GUESS)

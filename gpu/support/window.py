@@ -107,6 +107,8 @@ def window_of(name: str, threads: int) -> Any:
             low = max(low, min(high, key_at(box[2], unit, scale)))
         if low == np.uint32(negative_zero + 1):  # the two zeros are one value
             low = np.uint32(negative_zero)
+        if high == np.uint32(negative_zero):
+            high = np.uint32(negative_zero + 1)
         return low, high
 
     return window

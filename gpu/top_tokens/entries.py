@@ -13,9 +13,9 @@ from numba import cuda
 from gpu.device.block import WARP, block_of
 from gpu.device.instructions import load_kept
 from gpu.device.rows import stored_maximum
-from gpu.device.vectors import element_of, format_of, in_row
+from gpu.device.vectors import element_of, format_of, in_row, reach_of
 from gpu.top_tokens.limit import MOST_ON_DEVICE
-from gpu.top_tokens.search import BINS, BOX, MAXIMA, SCRATCH, SLOTS, reach_of
+from gpu.top_tokens.search import BINS, BOX, MAXIMA, SCRATCH, SLOTS
 from gpu.weights import key_of as signed_key_of
 
 ROOM = 2 * MOST_ON_DEVICE  # entries: candidates outnumber k
@@ -52,7 +52,7 @@ def entries_of(name: str, threads: int) -> Entries:
     """The ways for logits of this dtype."""
     form, element, reach = format_of(name), element_of(name), reach_of(name)
     lanes, key_of, value_of, to_stored = form.lanes, form.key, form.value, np.uint32(form.bits - 16)
-    negative_zero, prefix32 = np.uint32(form.negative_zero), block_of(threads).prefix32
+    rank_of, prefix32 = form.rank, block_of(threads).prefix32
     count_eights, load_eight, key_in = MAXIMA
 
     @cuda.jit(device=True)
@@ -137,10 +137,8 @@ def entries_of(name: str, threads: int) -> Entries:
                 if reaches != 0:
                     w0, w1, w2, w3 = load_kept(row.words, np.int64(row.first_vector + vector))
                     for lane in range(lanes):
-                        key = key_of(w0, w1, w2, w3, lane)
+                        key = rank_of(w0, w1, w2, w3, lane)
                         kept = value_of(key) >= cutoff and in_row(first, lane, row.vocabulary)
-                        if key == negative_zero:
-                            key = np.uint32(key + np.uint32(1))
                         if kept and key > least:
                             above |= np.int32(1 << lane)
                         if kept and key == least:

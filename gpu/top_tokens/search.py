@@ -13,7 +13,7 @@ from numba import cuda
 from gpu.device.block import WARP, block_of
 from gpu.device.instructions import load_kept
 from gpu.device.rows import stored_maximum
-from gpu.device.vectors import format_of, in_row
+from gpu.device.vectors import format_of, in_row, reach_of
 from gpu.support.keys import keys_between, keys_in_slot, slot_of
 
 LEVEL = 11
@@ -134,26 +134,10 @@ def _search_by(tally: Any, threads: int) -> Any:
 
 
 @lru_cache
-def reach_of(name: str) -> Any:
-    """A device function: the least stored maximum of a granule with an element that reaches a key.
-
-    The key is one of `Search.element`: both zeros reach +0.0.
-    """
-    form = format_of(name)
-    to_stored, positive_zero = np.uint32(form.bits - 16), np.uint32(form.negative_zero + 1)
-
-    @cuda.jit(device=True)
-    def reach(key):
-        return np.uint32(np.uint32(key - np.uint32(1 if key == positive_zero else 0)) >> to_stored)
-
-    return reach
-
-
-@lru_cache
 def search_of(name: str, threads: int) -> Search:
     """The searches for logits of this dtype."""
     form, reach = format_of(name), reach_of(name)
-    lanes, key_of, negative_zero = form.lanes, form.key, np.uint32(form.negative_zero)
+    lanes, rank_of = form.lanes, form.rank
 
     @cuda.jit(device=True)
     def tally_maxima(row, keys, coarse, shared):
@@ -173,9 +157,6 @@ def search_of(name: str, threads: int) -> Search:
                 first = np.int32(vector * lanes - row.head)
                 for lane in range(lanes):
                     if in_row(first, lane, row.vocabulary):
-                        key = key_of(w0, w1, w2, w3, lane)
-                        if key == negative_zero:
-                            key = np.uint32(key + np.uint32(1))
-                        _add(key, keys, shared)
+                        _add(rank_of(w0, w1, w2, w3, lane), keys, shared)
 
     return Search(_search_by(tally_maxima, threads), _search_by(tally_elements, threads))

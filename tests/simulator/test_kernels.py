@@ -5,6 +5,7 @@ import pytest
 
 import gpu
 from gpu import FILTER_ORDERS, INVALID, OVERFLOW, Capture, capture_masks, select_support
+from tests import test_gpu_filter as both_zeros
 from tests.backends import HOST, assert_same
 from tests.rounds import assert_same_rows, in_gaps, make_proposal, make_round, run_round
 from tests.simulator.backend import Simulated
@@ -104,6 +105,19 @@ def test_zeros_and_ties_at_the_cutoffs(dtype):
     support = SIMULATED.select_support(cast(x, dtype), *parameters, capacity=40)
     assert support.count.tolist() == [1, 15, 40, 20]
     assert support.argmax.tolist() == [0, 5, 0, 10]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "order", "size", "whole_rows"),
+    [
+        ("float32", "top_k_first", 257, False),
+        ("bfloat16", "joint", 257, True),
+        ("bfloat16", "top_k_first", 4500, False),
+        ("float32", "joint", 4500, True),
+    ],
+)
+def test_both_zeros_are_one_value(dtype, order, size, whole_rows):
+    both_zeros.test_both_zeros_are_one_value(Simulated(whole_rows=whole_rows), dtype, size, order)
 
 
 def test_bad_parameters_make_their_row_invalid():
