@@ -59,7 +59,7 @@ SPILLED = {
     "verify": 96,
     "weigh": 440,
     "narrow": 192,
-    "pick_whole": 400,
+    "pick_whole": 416,
     "round_whole": 400,
     # Where a rejected draft's law is taken from its policy, which reads two rows.
     "verify_by_logits": 400,
