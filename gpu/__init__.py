@@ -21,6 +21,8 @@ array_at, on_stream, release_memory
 support_log_softmax, support_log_softmax_backward
                  a trainer's logits over recorded supports, and their gradient
 row_sums         the sum of each row of CSR entries
+turn_heads, swiglu
+                 what decoder layers compute between their matrix products
 """
 
 from gpu import kernel_cache  # noqa: F401  first: it drops stale kernels
@@ -35,6 +37,7 @@ from gpu.adjust import (
 )
 from gpu.capture import Capture, RoundBuffer, capture_masks, pack_masks
 from gpu.device.foreign import array_at, on_stream, release_memory
+from gpu.layers import swiglu, turn_heads
 from gpu.lookup import prompt_lookup
 from gpu.moving import beside, to_host
 from gpu.progress import DECODING, FIRST, IDLE, Progress, advance, append_tokens
@@ -95,8 +98,10 @@ __all__ = [
     "select_support",
     "support_log_softmax",
     "support_log_softmax_backward",
+    "swiglu",
     "to_host",
     "top_logprobs",
+    "turn_heads",
     "uniforms",
     "verify_chain",
 ]

@@ -13,6 +13,8 @@ import pytest
 from gpu.capture.kernel import capture_kernel
 from gpu.capture.relay import relay_kernel
 from gpu.capture.spread import spread_kernel
+from gpu.layers.gate import swiglu_kernel
+from gpu.layers.turn import turn_kernel
 from gpu.proposal.kernel import draw_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support.narrow import narrow_kernel
@@ -40,6 +42,8 @@ KERNELS = {
     },
     **{f"capture {name}": (capture_kernel, name) for name in DTYPES},
     "relay": (relay_kernel,),
+    **{f"gate {name}": (swiglu_kernel, name) for name in DTYPES},
+    **{f"turn {name}": (turn_kernel, name) for name in DTYPES},
     "round bfloat16": (round_kernel, "bfloat16", None),
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
     **{f"weigh {name}": (weigh_kernel, name) for name in DTYPES[::2]},
@@ -84,7 +88,8 @@ LATER = (
     "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole", "spread",
     "verify_by_logits", "round_by_logits", "draw", "draw_whole",
 )  # fmt: skip
-ALL = "scan", "relay", *LATER
+LAYERS = "gate", "turn"
+ALL = "scan", "relay", *LAYERS, *LATER
 
 
 @cases(*ALL)
@@ -139,6 +144,11 @@ def test_float64_is_rare(case):
         weighing = [loop for loop in innermost_loops(ptx) if loop.count(LAST_TERM) >= least]
         assert len(weighing) > (5 if case.startswith("pick") else 0)
         assert not any(computes_in_f64(loop) for loop in weighing)
+
+
+@cases(*LAYERS)
+def test_layers_compute_in_float32(case):
+    assert compiled(case)[2].num_f64 == 0
 
 
 @cases("scan", "pick", "verify", "verify_by_logits", "capture", "draw")
