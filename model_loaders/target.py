@@ -21,15 +21,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
-from model_loaders.attention import ATTENTION, Compact, additive_mask, compact_rows, prepared_mask
 from model_loaders.demo_model import demo_target_folder
 from model_loaders.errors import CheckpointError
 from model_loaders.file_checks import num_elements, refuse_larger_model
-from model_loaders.fused_norm import fuse_norms
 from model_loaders.kv_cache import RowCache, Slots
-from model_loaders.lean_layers import lean_layers
-from model_loaders.packed_linear import pack_linears
-from model_loaders.taps import LayerTaps
+from model_loaders.layers.attention import ATTENTION, additive_mask, prepared_mask
+from model_loaders.layers.compact import Compact, compact_rows
+from model_loaders.layers.fused_norm import fuse_norms
+from model_loaders.layers.lean_layer import lean_layers
+from model_loaders.layers.packed_linear import pack_linears
+from model_loaders.layers.taps import LayerTaps
 from model_loaders.target_checkpoint import (
     TOKENIZER_FILES,
     Checkpoint,
@@ -254,10 +255,7 @@ class Target:
             or not any(lengths)
         ):
             raise ValueError(f"lengths={list(lengths)}, expected {batch} from 0 to {width}, and no last_only")
-        if min(lengths) == width:
-            return None
-        kept = [row * width + i for row, length in enumerate(lengths) for i in range(length)]
-        return Compact(torch.tensor(kept, device=self.device), batch, width)
+        return Compact.of(lengths, width, self.device)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The target's input embeddings: int64 [...] -> [..., hidden]. Differentiable with respect to none."""

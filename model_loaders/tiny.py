@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model_loaders.attention import ATTENTION
+from model_loaders.layers.attention import ATTENTION
 from model_loaders.target import Target
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model_loaders import attention
-from model_loaders.attention import grouped_sdpa, packed_sdpa, prepared_mask
+from model_loaders.layers import attention
+from model_loaders.layers.attention import grouped_sdpa, packed_sdpa, prepared_mask
 from tests import pipes
 
 

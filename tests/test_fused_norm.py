@@ -7,7 +7,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from model_loaders.fused_norm import FusedNorm, fuse_norms
+from model_loaders.layers.fused_norm import FusedNorm, fuse_norms
 from tests import pipes
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.func import functional_call
 
 from model_loaders.drafts import load_draft, save_draft
-from model_loaders.joint_linear import JointLinear
-from model_loaders.packed_linear import pack_linears
+from model_loaders.layers.joint_linear import JointLinear
+from model_loaders.layers.packed_linear import pack_linears
 from tests.test_dflash import make_draft
 
 ROWS = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import model_loaders.target
-from model_loaders.fused_norm import fuse_norms
-from model_loaders.lean_layers import lean_layers
-from model_loaders.packed_linear import PackedLinear
-from model_loaders.taps import LayerTaps
+from model_loaders.layers.fused_norm import fuse_norms
+from model_loaders.layers.lean_layer import lean_layers
+from model_loaders.layers.packed_linear import PackedLinear
+from model_loaders.layers.taps import LayerTaps
 from tests import pipes
 from tests.test_draft_operators import Operators
 

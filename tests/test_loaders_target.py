@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from model_loaders.attention import packed_sdpa
 from model_loaders.errors import CheckpointError
-from model_loaders.packed_linear import PackedLinear
+from model_loaders.layers.attention import packed_sdpa
+from model_loaders.layers.packed_linear import PackedLinear
 from model_loaders.target import Target, load_target, sha256_of
 from tests.tiny_models import write_tiny_target
 

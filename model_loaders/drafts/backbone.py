@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from model_loaders.attention import additive_mask, packed_sdpa
-from model_loaders.joint_linear import JointLinear, add_product
+from model_loaders.layers.attention import additive_mask, packed_sdpa
+from model_loaders.layers.joint_linear import JointLinear, add_product
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

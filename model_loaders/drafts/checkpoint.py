@@ -30,7 +30,7 @@ from model_loaders.drafts.formats.detect import detect
 from model_loaders.drafts.formats.values import Values
 from model_loaders.errors import CheckpointError
 from model_loaders.file_checks import num_elements, refuse_larger_model
-from model_loaders.packed_linear import pack_linears
+from model_loaders.layers.packed_linear import pack_linears
 from model_loaders.target_checkpoint import explained, other_dtypes, read_json_object, refuse_other_dtypes
 
 DEMO_DRAFTS = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_loaders.drafts.dspark import DSparkConfig, DSparkModule
-from model_loaders.taps import LayerTaps
+from model_loaders.layers.taps import LayerTaps
 from model_loaders.training import dspark
 from model_loaders.training.attention import training_attention
 from model_loaders.training.blocks import block_hidden

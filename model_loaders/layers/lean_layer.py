@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_loaders.attention import grouped_sdpa
-from model_loaders.joint_linear import JointLinear, add_product
 from model_loaders.kv_cache import RowCache
+from model_loaders.layers.attention import grouped_sdpa
+from model_loaders.layers.joint_linear import JointLinear, add_product
 
 _PROBED_ROWS, _PROBED_WIDTH = 2, 5
 

@@ -6,17 +6,13 @@ for a ragged batch is every step. This one is registered beside it under the nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from model_loaders.errors import CheckpointError
+from model_loaders.layers.compact import compact_rows, running_compact
 
 ATTENTION = "specmask_sdpa"
 
@@ -39,33 +35,6 @@ _UNSUPPORTED = {
     "sliding_window": "a sliding window",
     "position_bias": "a position bias",
 }
-
-
-@dataclass(frozen=True)
-class Compact:
-    """Which rows of a [b, w] block a model's forward runs, all others left out: kept int64 [n], ascending, row-major.
-
-    The model sees one sequence of n rows. Only attention cares which row belongs to whom, so it alone spreads its
-    queries over the block, where a row is computed as if all were there.
-    """
-
-    kept: torch.Tensor
-    batch: int
-    width: int
-
-    def take(self, block: torch.Tensor) -> torch.Tensor:
-        """[b, w, ...] -> [1, n, ...]."""
-        return block.reshape(1, self.batch * self.width, *block.shape[2:])[:, self.kept]
-
-    def spread(self, rows: torch.Tensor, fill: float) -> torch.Tensor:
-        """[1, n, ...] -> [b, w, ...], `fill` in the rows left out."""
-        block = rows.new_full((self.batch * self.width, *rows.shape[2:]), fill)
-        block[self.kept] = rows[0]
-        return block.reshape(self.batch, self.width, *rows.shape[2:])
-
-
-# Not every architecture hands unknown arguments down to its attention, so this one goes beside them.
-_COMPACT: ContextVar[Compact | None] = ContextVar("compact", default=None)
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype, groups: int = 1) -> torch.Tensor:
@@ -92,16 +61,6 @@ def _packs(width: int, heads: int, kv_heads: int) -> bool:
     return heads != kv_heads and 1 < width <= _MOST_PACKED
 
 
-@contextmanager
-def compact_rows(compact: Compact | None) -> Iterator[None]:
-    """Attention within spreads queries [1, heads, n, d] over their block; None changes nothing."""
-    token = _COMPACT.set(compact)
-    try:
-        yield
-    finally:
-        _COMPACT.reset(token)
-
-
 def grouped_sdpa(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -123,7 +82,7 @@ def grouped_sdpa(
     Raises CheckpointError for sinks, soft-capping, windows and position biases.
     """
     # What is compiled runs whole blocks, and the compiler can't read context variables.
-    compact = None if torch.compiler.is_compiling() else _COMPACT.get()
+    compact = None if torch.compiler.is_compiling() else running_compact()
     if compact is not None:
         query = compact.spread(query.transpose(1, 2), 0.0).transpose(1, 2)
         with compact_rows(None):
