@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from model_loaders.kv_cache import RowCache
+from model_loaders.kv_cache.storage import Storage
 from pipeline import InvalidRequest, SamplingParams
 from pipeline.jobs import Job
 from pipeline.jobs.running import run
@@ -200,7 +201,7 @@ def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch, fatal, together, 
     entries = [torch.randn(1, 2, 64, 4 if i < 3 else width) for i in range(6)]
     for layer in range(3):
         cache.write(layer, entries[layer], entries[layer + 3], positions)
-    zeros, count = RowCache._zeros, []
+    zeros, count = Storage._zeros, []
 
     def scarce(self, *shape):
         count.append(shape)
@@ -208,7 +209,7 @@ def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch, fatal, together, 
             raise torch.OutOfMemoryError("CUDA out of memory")
         return zeros(self, *shape)
 
-    monkeypatch.setattr(RowCache, "_zeros", scarce)
+    monkeypatch.setattr(Storage, "_zeros", scarce)
     with pytest.raises(torch.OutOfMemoryError):
         cache.begin(torch.arange(100, 101)[None], [2])
     monkeypatch.undo()
