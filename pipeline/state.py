@@ -28,8 +28,8 @@ class Options:
         allow_unbounded_support: Serve masks without a finite top_k.
         prefill_chunk: Prompt tokens a forward.
         proposal: How a sampled request's drafts come about: "argmax" takes the draft's likeliest tokens, "sample" draws
-            them from the draft's law at the request's temperature, "auto" is the method's own way (DFlash: "argmax",
-            DSpark and DFlash 2: "sample"). The law of the output is the same; how many drafts are kept is not.
+            them from the draft's law under the request's own policy, "auto" is the method's own way (draft models:
+            "sample", prompt lookup: "argmax"). The law of the output is the same; how many drafts are kept is not.
         draft_lengths: How many drafts of a request are verified, by the draft's confidences: a
             `pipeline.lengths.ConfidenceThreshold` or `ThroughputSchedule`; None: all. Rows left out aren't computed.
         engine: Where rounds run (see `pipeline.engine`). "graphs": on the device, as CUDA graphs, the host a round
