@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.report import write
 from model_loaders import Target, load_draft, load_target
-from model_loaders.demo_model import demo_target_folder
+from model_loaders.targets.demo import demo_target_folder
 from pipeline import SamplingParams, SpeculativePipeline
 from pipeline.demo import QUESTIONS
 

@@ -3,7 +3,6 @@
 from model_loaders.drafts import load_draft, save_draft
 from model_loaders.errors import CheckpointError
 from model_loaders.kv_cache import RowCache
-from model_loaders.target import Target, load_target
-from model_loaders.tiny import tiny_target
+from model_loaders.targets import Target, load_target, tiny_target
 
 __all__ = ["CheckpointError", "RowCache", "Target", "load_draft", "load_target", "save_draft", "tiny_target"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from model_loaders.errors import CheckpointError
+from model_loaders.errors import CheckpointError, explained
 
 MOST_ARRAY_ENTRIES = 1 << 23
 """Of all a GGUF header's arrays together: gguf makes an object of each. The largest vocabularies have 2**18 tokens."""
 LONGEST_GGUF_STRING = 1 << 24
 MOST_LAYERS = 1000
 """Of a model; the deepest ones have a fifth. Lists are made of them before any weight is looked at."""
+# safetensors' names of the types that weights may have; any other would be cast in silence.
+FLOATING = ("F64", "F32", "F16", "BF16")
 _SPARE = 1 << 24  # weights that a model may have beyond twice what its files hold
 
 # GGUF's types of metadata: bytes of the scalars; 8 is text, 9 an array.
@@ -50,6 +52,30 @@ def num_elements(files: Iterable[Path]) -> dict[str, int]:
         except Exception as error:
             raise CheckpointError(f"{path} can't be read as safetensors: {type(error).__name__}: {error}") from error
     return found
+
+
+def other_dtypes(files: Iterable[Path]) -> dict[str, tuple[Path, str]]:
+    """The tensors that aren't floating, each with its file and dtype; only headers are read.
+
+    Raises CheckpointError for a file that isn't safetensors.
+    """
+    found: dict[str, tuple[Path, str]] = {}
+    for path in files:
+        with explained(f"{path} can't be read as safetensors"), safe_open(path, framework="pt") as stream:
+            for key in stream.keys():  # noqa: SIM118 (not a dict)
+                dtype = stream.get_slice(key).get_dtype()
+                if dtype not in FLOATING:
+                    found[key] = (path, dtype)
+    return found
+
+
+def refuse_other_dtypes(tensors: Mapping[str, tuple[Path, str]]) -> None:
+    """Raises CheckpointError if there is a tensor in the answer of `other_dtypes`."""
+    for key, (path, dtype) in tensors.items():
+        raise CheckpointError(
+            f"{path}: tensor {key} has dtype {dtype}, expected one of {', '.join(FLOATING)}: quantised weights "
+            "aren't supported"
+        )
 
 
 def refuse_larger_model(make: Callable[[], nn.Module], elements: dict[str, int], name: str) -> None:

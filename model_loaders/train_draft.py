@@ -27,7 +27,7 @@ from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig, DSparkDraft
 from model_loaders.drafts.formats.zlab import default_layer_ids
 from model_loaders.errors import CheckpointError
-from model_loaders.target import load_target
+from model_loaders.targets import load_target
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.dataset import Text, load_texts, save_texts
 from model_loaders.training.loss import LossWeights

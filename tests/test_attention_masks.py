@@ -59,7 +59,7 @@ def test_a_whole_forward_as_a_gpu_runs_it(arch, width, monkeypatch):
         return grouped_sdpa(module, query, key, value, mask, dropout, scaling, **others)
 
     monkeypatch.setitem(attention.ALL_ATTENTION_FUNCTIONS, attention.ATTENTION, on_a_gpu)
-    target._packs_heads = True
+    target._masks.packs_heads = True
     torch.testing.assert_close(target.forward(ids, positions, cache).logits, want, rtol=1e-4, atol=1e-4)
     last = target.forward(ids, positions, cache, last_only=torch.tensor([width // 2])).logits
     torch.testing.assert_close(last, want[:, width // 2 : width // 2 + 1], rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpu
-from model_loaders import target
+from model_loaders.targets import target
 from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
 from pipeline.engine.buckets import KV_STEP, kv_bucket, slots_bucket, top_bucket
 from pipeline.engine.features import Features

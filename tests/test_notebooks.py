@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from model_loaders import CheckpointError
-from model_loaders.demo_model import demo_target_folder
+from model_loaders.targets.demo import demo_target_folder
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from model_loaders.drafts.backbone import FULL, SLIDING
 from model_loaders.drafts.checkpoint import load_draft
 from model_loaders.drafts.dflash import DFlashDraft
-from model_loaders.target import load_target
+from model_loaders.targets import load_target
 from model_loaders.train_draft import main, mask_token_id
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.blocks import block_hidden, draw_anchors

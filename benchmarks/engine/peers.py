@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.engine.arms import synchronize
 from model_loaders import Target
-from model_loaders.demo_model import demo_target_folder
+from model_loaders.targets.demo import demo_target_folder
 
 EAGER, STATIC, COMPILED = "generate", "generate, static", "generate, static and compiled"
 MODES: dict[str, dict[str, Any]] = {

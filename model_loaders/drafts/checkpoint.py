@@ -28,10 +28,10 @@ from model_loaders.drafts.dspark import DSparkConfig, DSparkDraft, DSparkModule
 from model_loaders.drafts.formats import deepspec, specforge, speculators, zlab
 from model_loaders.drafts.formats.detect import detect
 from model_loaders.drafts.formats.values import Values
-from model_loaders.errors import CheckpointError
-from model_loaders.file_checks import num_elements, refuse_larger_model
+from model_loaders.errors import CheckpointError, explained
+from model_loaders.file_checks import num_elements, other_dtypes, refuse_larger_model, refuse_other_dtypes
+from model_loaders.files import read_json_object
 from model_loaders.layers.packed_linear import pack_linears
-from model_loaders.target_checkpoint import explained, other_dtypes, read_json_object, refuse_other_dtypes
 
 DEMO_DRAFTS = {
     "demo": Path(__file__).parent.parent / "demo_draft",

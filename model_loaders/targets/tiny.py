@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model_loaders.layers.attention import ATTENTION
-from model_loaders.target import Target
+from model_loaders.targets.target import Target
 
 
 def tiny_target(vocab_size: int = 10, *, seed: int = 0, max_position: int = 256) -> Target:

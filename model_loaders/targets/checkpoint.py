@@ -1,25 +1,23 @@
-"""A target's checkpoint: where it is, whether it can be served, and its files.
+"""A target's checkpoint: where it is, its config, its tokenizer and its weight files.
 
-Everything is refused here that the per-row cache can't represent or that would run a checkpoint's own code.
+Everything is refused here that would run a checkpoint's own code.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.hub import cached_file
 
-from model_loaders.errors import CheckpointError
+from model_loaders.errors import CheckpointError, explained
 from model_loaders.file_checks import MOST_LAYERS, check_gguf
+from model_loaders.files import read_json_object, shown
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -35,10 +33,6 @@ _REFUSED_KEYS = {
     "quantization_config": "quantised weights aren't supported; use the checkpoint that they were made from",
     "transformers_weights": "weights are read from model.safetensors or its index only; remove the key",
 }
-# safetensors' names of the types that weights may have; any other would be cast in silence.
-FLOATING = ("F64", "F32", "F16", "BF16")
-# transformers' names of a layer that attends to everything before it.
-_FULL_ATTENTION = {"full_attention", "attention"}
 
 
 @dataclass(frozen=True)
@@ -55,28 +49,6 @@ class Checkpoint:
     def hub_arguments(self) -> dict[str, Any]:
         """What transformers' from_pretrained needs beside `source` to read this checkpoint's revision."""
         return {"revision": self.revision} if self.is_hub else {}
-
-
-@contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turns any exception but CheckpointError into a CheckpointError `what: its type: its text`."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CheckpointError for an unreadable file or another kind of value."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no JSON in UTF-8 ({error}); fetch the file again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds {_shown(value)}, expected a JSON object; fetch the file again")
-    return value
 
 
 def find_checkpoint(name: str, revision: str | None) -> Checkpoint:
@@ -145,19 +117,13 @@ def _refuse_keys(raw: Mapping[str, Any], path: Path) -> None:
         )
     kinds = raw.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise CheckpointError(f"{path}: layer_types={_shown(kinds)}, expected a list of names, or none")
+        raise CheckpointError(f"{path}: layer_types={shown(kinds)}, expected a list of names, or none")
     for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
         if isinstance(raw.get(key), int) and raw[key] > MOST_LAYERS:
-            raise CheckpointError(f"{path}: {key}={_shown(raw[key])}, expected at most {MOST_LAYERS}")
+            raise CheckpointError(f"{path}: {key}={shown(raw[key])}, expected at most {MOST_LAYERS}")
     for key, reason in _REFUSED_KEYS.items():
         if raw.get(key) is not None:
-            raise CheckpointError(f"{path}: {key}={_shown(raw[key])}, expected none: {reason}")
-
-
-def _shown(value: Any) -> str:
-    """The value's repr, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:120]}..."
+            raise CheckpointError(f"{path}: {key}={shown(raw[key])}, expected none: {reason}")
 
 
 def require_gguf(file: str) -> None:
@@ -168,60 +134,6 @@ def require_gguf(file: str) -> None:
             f"{file}: reading GGUF needs the packages gguf and accelerate, missing {', '.join(missing)}: "
             "pip install specmask[demo]"
         )
-
-
-def refuse_unsupported(config: Any, name: str) -> None:
-    """Raises CheckpointError for what can be told from the config; the first forward tells the rest."""
-    kind = f"{name} (model_type {config.model_type!r})"
-    if getattr(config, "is_encoder_decoder", False):
-        raise CheckpointError(f"{kind}: is_encoder_decoder=True, expected a decoder-only causal language model")
-    for key in ("vision_config", "audio_config", "text_config"):
-        if getattr(config, key, None) is not None:
-            raise CheckpointError(f"{kind}: {key} is set, expected a text-only checkpoint: multimodal isn't supported")
-    layer_types = getattr(config, "layer_types", None)
-    other = sorted(set(layer_types or ()) - _FULL_ATTENTION)
-    if other:
-        raise CheckpointError(
-            f"{kind}: layer_types has {', '.join(other)}, expected full_attention only: the per-row cache can't "
-            "represent sliding or chunked windows, nor recurrent layers"
-        )
-    window = getattr(config, "sliding_window", None)
-    if not layer_types and window is not None and getattr(config, "use_sliding_window", True):
-        raise CheckpointError(
-            f"{kind}: sliding_window={window}, expected None: the per-row cache can't represent sliding windows"
-        )
-    if config.model_type == "gpt_oss":
-        raise CheckpointError(f"{kind}: attention sinks, expected plain softmax attention")
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    rope_type = rope.get("rope_type", rope.get("type"))
-    if rope_type in ("dynamic", "longrope"):
-        raise CheckpointError(
-            f"{kind}: rope_type={rope_type!r}, expected one that depends on the position alone: with this one a "
-            "row's rotation depends on the longest row of its batch"
-        )
-
-
-def refuse_wrong_tensors(info: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError for missing, unexpected or misshapen tensors in transformers' loading report."""
-    # transformers fills what is missing with random numbers and warns; that would be a silent wrong answer.
-    if info["mismatched_keys"]:
-        key, found, expected = min(info["mismatched_keys"])
-        more = len(info["mismatched_keys"]) - 1
-        raise CheckpointError(
-            f"{name}: {key} has shape {list(found)}, expected {list(expected)}"
-            f"{f' (and {more} more)' if more else ''}: config.json and weights don't belong together"
-        )
-    wanted = {"missing": "every weight of the model", "unexpected": "the model's weights only"}
-    for kind, expected in wanted.items():
-        keys = sorted(k for k in info[f"{kind}_keys"] if not k.endswith("rotary_emb.inv_freq"))
-        if keys:
-            listed = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
-            raise CheckpointError(
-                f"{name}: {kind} tensors {listed}, expected {expected}: the checkpoint is incomplete or of another "
-                "architecture than its config says"
-            )
-    if info.get("error_msgs"):
-        raise CheckpointError(f"{name}: {info['error_msgs'][0]}")
 
 
 def load_tokenizer(found: Checkpoint) -> Any | None:
@@ -276,35 +188,11 @@ def _index_files(index: Path) -> list[str]:
     """The sorted file names of an index, all of them *.safetensors beside it. Raises CheckpointError."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map={_shown(weight_map)}, expected an object of tensors and files")
+        raise CheckpointError(f"{index}: weight_map={shown(weight_map)}, expected an object of tensors and files")
     for key, name in weight_map.items():
         if not isinstance(name, str) or not name.endswith(".safetensors") or re.search(r"[/\\]", name):
             raise CheckpointError(
-                f"{index}: weight_map has {_shown(name)} for {key}, expected the name of a *.safetensors file in the "
+                f"{index}: weight_map has {shown(name)} for {key}, expected the name of a *.safetensors file in the "
                 "same folder: other weights can run code and are never loaded"
             )
     return sorted(set(weight_map.values()))
-
-
-def other_dtypes(files: Iterable[Path]) -> dict[str, tuple[Path, str]]:
-    """The tensors that aren't floating, each with its file and dtype; only headers are read.
-
-    Raises CheckpointError for a file that isn't safetensors.
-    """
-    found: dict[str, tuple[Path, str]] = {}
-    for path in files:
-        with explained(f"{path} can't be read as safetensors"), safe_open(path, framework="pt") as stream:
-            for key in stream.keys():  # noqa: SIM118 (not a dict)
-                dtype = stream.get_slice(key).get_dtype()
-                if dtype not in FLOATING:
-                    found[key] = (path, dtype)
-    return found
-
-
-def refuse_other_dtypes(tensors: Mapping[str, tuple[Path, str]]) -> None:
-    """Raises CheckpointError if there is a tensor in the answer of `other_dtypes`."""
-    for key, (path, dtype) in tensors.items():
-        raise CheckpointError(
-            f"{path}: tensor {key} has dtype {dtype}, expected one of {', '.join(FLOATING)}: quantised weights "
-            "aren't supported"
-        )
