@@ -401,7 +401,7 @@ def test_no_parquet_at_all(tmp_path):
 
 
 def test_an_endless_line_is_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.prompt_file.LONGEST_LINE", 1000)
+    monkeypatch.setattr("pipeline.prompt_file.contents.LONGEST_LINE", 1000)
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "' + "x" * 5000 + '"}\n{"prompt": ""}\n')
     with pytest.raises(InvalidRequest, match=r"line 2: .*expected at most 1000 bytes a line\n.*line 3: prompt=''"):

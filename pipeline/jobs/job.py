@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from model_loaders.files import sha256_of
 from pipeline.errors import InvalidRequest
 from pipeline.jobs.folder import JobFolder
 from pipeline.jobs.journal import Entry, Journal
@@ -18,7 +19,7 @@ from pipeline.jobs.manifest import Manifest, params_part, pipeline_parts
 from pipeline.jobs.shards import make_shard
 from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
-from pipeline.prompt_file import PromptReader, file_sha256, scan_prompts
+from pipeline.prompt_file import PromptReader, scan_prompts
 from pipeline.provenance import package_versions
 from pipeline.summary import Summary
 from pipeline.version import __version__
@@ -85,7 +86,7 @@ class Job:
         if not self.folder.manifest.exists():
             return False
         manifest = Manifest.read(self.folder.manifest)
-        self._parts = self._request_parts(file_sha256(self.prompts))
+        self._parts = self._request_parts(sha256_of(self.prompts))
         manifest.check(self._parts, os.fspath(self.folder.path))
         self.manifest, self.shards = manifest, manifest.shards
         return True

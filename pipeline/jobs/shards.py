@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from model_loaders.files import sha256_of
 from pipeline.jobs.folder import JobFolder
 from pipeline.jobs.journal import Entry
 from pipeline.jobs.running import run
 from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
-from pipeline.prompt_file import PromptLine, Shard, file_sha256
+from pipeline.prompt_file import PromptLine, Shard
 from pipeline.provenance import describe
 from pipeline.rollout import Rollout
 from pipeline.rollouts import Rollouts
@@ -64,7 +65,7 @@ def make_shard(
         shard=index,
         file=path.name,
         size=path.stat().st_size,
-        sha256=file_sha256(path),
+        sha256=sha256_of(path),
         summary=summary.to_dict(),
         worker=f"{socket.gethostname()}:{os.getpid()}",
         started=started,
