@@ -71,6 +71,27 @@ class Capabilities:
     has_tokenizer: bool
     captured: bool = False
 
+    @classmethod
+    def of(cls, state: Any, verify: Any, captured: bool) -> Capabilities:
+        """Under a pipeline's `State`, the verify stage in place, and its engine."""
+        options = state.options
+        return cls(
+            method=None if state.draft is None else state.draft.method,
+            block_size=state.block_size,
+            sampling_verify_available=getattr(state.draft, "sampling_verify_available", True),
+            mask_contract=state.draft is None or getattr(state.draft, "mask_contract", False),
+            law_preserved=getattr(verify, "preserves_law", False),
+            threshold_single=state.threshold_single,
+            threshold_acc=state.threshold_acc,
+            filter_order=options.filter_order,
+            max_support=options.max_support,
+            allow_unbounded_support=options.allow_unbounded_support,
+            max_length=options.max_length,
+            vocab_size=state.target.vocab_size,
+            has_tokenizer=state.target.tokenizer is not None,
+            captured=captured,
+        )
+
     @property
     def masks_available(self) -> bool:
         """Whether any request can have a mask."""

@@ -24,53 +24,35 @@ work where the logits are, on the device too.
 
 from __future__ import annotations
 
-import secrets
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-import gpu
 from model_loaders import load_draft, load_target
-from pipeline import stages as library
-from pipeline.arrays import torchs_stream
-from pipeline.contract import Capabilities, check_request, check_thresholds
+from pipeline.contract import Capabilities, check_thresholds
 from pipeline.engine import make_engine
 from pipeline.engine.buckets import KV_STEP
 from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
-from pipeline.grammars.compiler import Compiler
-from pipeline.grammars.grammar import Grammar
-from pipeline.grammars.walk import Walk
-from pipeline.host_threads import threads_for
+from pipeline.intake import Intake, policies_of
 from pipeline.ngram import NgramProposer
 from pipeline.params import SamplingParams
-from pipeline.prompts import Prompted, token_ids_of
+from pipeline.prompts import Prompted
 from pipeline.proposer import Proposer
 from pipeline.provenance import describe
-from pipeline.records import Block, Round, Settled
-from pipeline.request import Prompt, Request
+from pipeline.records import Round
 from pipeline.rollout import Rollout
 from pipeline.rollouts import Rollouts
-from pipeline.slot_limit import is_out_of_memory
+from pipeline.stage_runner import StageRunner
 from pipeline.stages.finish import make_rollout
 from pipeline.state import Options, State
-from pipeline.stopping import StopScanner
-
-ENGINE_RUNS = ("admit", "finish")
-"""The stages that the engine calls; the others' work is one piece on the device."""
-
-STAGES = ("admit", "prefill", "draft", "forward", "adjust", "verify", "capture", "commit", "pack", "finish")
-
-MOST_CONTAINED = 8
-"""Requests in a row that exceptions of stages may end before the exception is raised."""
+from pipeline.stepping import Stepper
 
 
 class SpeculativePipeline:
@@ -80,10 +62,6 @@ class SpeculativePipeline:
         target: `model_loaders.Target`.
         draft: A `model_loaders.drafts.BlockDraft`, or a `pipeline.proposer.Proposer`; None: ordinary decoding.
         options: See `pipeline.state.Options`, as keywords.
-
-    Attributes:
-        stages: The ten stages by name; a user may put another object in a stage's place.
-        seconds: Time spent in every stage so far, by name.
     """
 
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
@@ -99,17 +77,11 @@ class SpeculativePipeline:
             draft_cache=None if draft is None else draft.new_cache(checked.max_batch, room),
             options=checked,
         )
-        self.stages: dict[str, Any] = {name: getattr(library, name.capitalize())() for name in STAGES}
-        self.seconds = dict.fromkeys(STAGES, 0.0)
-        self._observers: dict[str, list[Callable[[Any], None]]] = {name: [] for name in STAGES}
-        self._engine = make_engine(self.state, self._run)
-        self._stages_of_engine = {name: stage for name, stage in self.stages.items() if name not in ENGINE_RUNS}
-        self._grammars = Compiler(target)
-        self._num_tickets = 0
+        self._runner = StageRunner(self.state)
+        self._engine = make_engine(self.state, self._runner.run)
+        self._stepper = Stepper(self.state, self._runner, self._engine)
+        self._intake = Intake(self.state)
         self._unclaimed: deque[Rollout] = deque()
-        self._to_cancel: deque[int] = deque()
-        self._taken_out: list[tuple[Request, Rollout]] = []
-        self._contained, self._tried = 0, False
 
     @classmethod
     def from_pretrained(
@@ -166,25 +138,25 @@ class SpeculativePipeline:
         Raises:
             InvalidRequest: `params` and `prompts` don't match.
         """
-        policies = self._policies(prompts, params)
+        policies = policies_of(prompts, params)
         distinct = list({id(policy): policy for policy in policies}.values())
         numbers = {id(policy): number for number, policy in enumerate(distinct)}
         results: dict[int, list[Rollout]] = {}
         try:
             for index, (prompt, policy) in enumerate(zip(prompts, policies, strict=True)):
-                ticket = self._ticket()
+                ticket = self._intake.ticket()
                 try:
-                    token_ids = self._admissible(prompt, policy)
+                    token_ids = self._intake.admissible(prompt, policy, self.capabilities)
                 except InvalidRequest as refusal:
                     results[ticket] = Rollout.refused(str(refusal), index, policy.n, numbers[id(policy)])
                 else:
                     results[ticket] = []
-                    self._enqueue(ticket, token_ids, policy, index, numbers[id(policy)])
+                    self._intake.enqueue(ticket, token_ids, policy, index, numbers[id(policy)])
             self._collect(results, progress)
         finally:
             # What an interrupted call left; the pipeline goes on without it.
             self.state.abandon(results)
-            self._taken_out = [pair for pair in self._taken_out if pair[0].prompt.ticket not in results]
+            self._stepper.forget(results)
         rollouts = [r for found in results.values() for r in sorted(found, key=lambda r: r.sample_index)]
         result = Rollouts(rollouts, describe(self.state, self.capabilities, distinct))
         if result.failed:
@@ -206,9 +178,9 @@ class SpeculativePipeline:
             InvalidRequest: The request can't be served exactly as asked.
         """
         params = params or SamplingParams()
-        token_ids = self._admissible(prompt, params)
-        ticket = self._ticket()
-        self._enqueue(ticket, token_ids, params, ticket, 0)
+        token_ids = self._intake.admissible(prompt, params, self.capabilities)
+        ticket = self._intake.ticket()
+        self._intake.enqueue(ticket, token_ids, params, ticket, 0)
         return ticket
 
     def step(self, *, contain: bool = False) -> Round:
@@ -225,90 +197,10 @@ class SpeculativePipeline:
 
         Args:
             contain: Treat every exception like that. Whoever makes a round fail alone is aborted with the exception as
-                its reason, and the others go on. It is raised all the same if `MOST_CONTAINED` requests in a row fail:
-                then the fault isn't theirs.
+                its reason, and the others go on. It is raised all the same if `pipeline.stepping.MOST_CONTAINED`
+                requests in a row fail: then the fault isn't theirs.
         """
-        while True:
-            self._take_out_cancelled()
-            go_back = self.state.save()
-            try:
-                with threads_for(self._most_logits()):
-                    done = self._round()
-            except Exception as error:
-                self._undo(go_back, error)
-                scarce = is_out_of_memory(error)
-                if not (scarce or contain) or self._contained >= MOST_CONTAINED:
-                    self._contained = 0
-                    raise
-                if self._tried:
-                    self._give_way(error, scarce)
-                elif scarce and self.state.target.device.type == "cuda":
-                    torch.cuda.empty_cache()
-                    gpu.release_memory()
-                self._tried = True  # until a round comes to tokens: an engine's fails only when it is read
-            except BaseException as error:
-                self._undo(go_back, error)
-                raise
-            else:
-                if done.num_tokens:
-                    self.state.slot_limit.succeed()
-                    self._contained, self._tried = 0, False
-                taken_out, self._taken_out = self._taken_out, []
-                return replace(done, taken_out=taken_out)
-
-    def _most_logits(self) -> int:
-        """Of what waits and runs, in one round."""
-        state = self.state
-        batch = min(len(state.waiting) + len(state.running), state.options.max_batch)
-        return batch * state.block_size * state.target.vocab_size
-
-    def _undo(self, go_back: Callable[[], None], error: BaseException) -> None:
-        go_back()
-        if self._engine is not None:
-            self._engine.forget(error)
-
-    def _give_way(self, error: Exception, scarce: bool) -> None:
-        """After a round that failed twice: fewer requests at once, or the end of the one at fault."""
-        culprit = self.state.make_room()
-        if culprit is None:
-            return
-        reason = "out of memory alone in the batch" if scarce else "a stage failed"
-        self._abort(culprit, f"{reason}: {type(error).__name__}: {error}")
-        if not scarce:
-            self._contained += 1
-            self.state.slot_limit.reset()
-
-    def _abort(self, request: Request, reason: str) -> None:
-        """End a request between rounds; the next round hands it out."""
-        self.state.remove(request)
-        request.fail(reason)
-        request.finish_reason = "abort"
-        self._taken_out.append((request, make_rollout(request, self.state.target.tokenizer)))
-
-    def _round(self) -> Round:
-        delivered = []
-        if self._engine is not None:
-            if self._looked_into() or not self._engine.takes():
-                delivered = self._engine.drain()
-            else:
-                admitted, delivered = self._engine.step()
-                return Round(admitted, None, None, delivered)
-        with torchs_stream(self.state.target.device):
-            self.state.clean()
-            admitted = self._run("admit")
-            prefill = decode = None
-            if admitted.requests:
-                prefill = self._settle(self._run("prefill", admitted))
-            self.state.close_holes()
-            if self.state.active:
-                decode = self._settle(self._run("forward", self._run("draft")))
-            return Round(admitted, prefill, decode, delivered)
-
-    def _looked_into(self) -> bool:
-        """Whether somebody watches or has replaced a stage whose work the engine does in one piece."""
-        return any(
-            self.stages[name] is not stage or self._observers[name] for name, stage in self._stages_of_engine.items()
-        )
+        return self._stepper.step(contain)
 
     def stream(self) -> Iterator[Rollout]:
         """Step until nothing is left and yield rollouts as they finish."""
@@ -321,7 +213,7 @@ class SpeculativePipeline:
     @property
     def has_work(self) -> bool:
         """Whether a request waits, runs, or has finished unseen while `generate` ran."""
-        return bool(self.state.waiting or self.state.running or self._unclaimed or self._to_cancel or self._taken_out)
+        return bool(self.state.waiting or self.state.running or self._unclaimed or self._stepper.has_ends)
 
     def cancel(self, ticket: int) -> None:
         """End the samples of a ticket (`submit`'s, or `request.prompt.ticket` of a record) before the next round.
@@ -334,32 +226,26 @@ class SpeculativePipeline:
         Raises:
             InvalidRequest: No ticket of this pipeline.
         """
-        if isinstance(ticket, bool) or not isinstance(ticket, Integral) or not 0 <= ticket < self._num_tickets:
+        if isinstance(ticket, bool) or not isinstance(ticket, Integral) or not 0 <= ticket < self._intake.num_tickets:
             raise InvalidRequest(f"ticket={ticket!r}, expected one that submit returned")
-        self._to_cancel.append(int(ticket))
+        self._stepper.cancel(int(ticket))
 
     # --- looking in and changing ------------------------------------------------------------------------------------
 
     @property
+    def stages(self) -> dict[str, Any]:
+        """The ten stages by name; a user may put another object in a stage's place."""
+        return self._runner.stages
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time spent in every stage so far, by name."""
+        return self._runner.seconds
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the loaded pair can do under the pipeline's options, thresholds and stages."""
-        state, options = self.state, self.state.options
-        return Capabilities(
-            method=None if state.draft is None else state.draft.method,
-            block_size=state.block_size,
-            sampling_verify_available=getattr(state.draft, "sampling_verify_available", True),
-            mask_contract=state.draft is None or getattr(state.draft, "mask_contract", False),
-            law_preserved=getattr(self.stages["verify"], "preserves_law", False),
-            threshold_single=state.threshold_single,
-            threshold_acc=state.threshold_acc,
-            filter_order=options.filter_order,
-            max_support=options.max_support,
-            allow_unbounded_support=options.allow_unbounded_support,
-            max_length=options.max_length,
-            vocab_size=state.target.vocab_size,
-            has_tokenizer=state.target.tokenizer is not None,
-            captured=self._engine is not None and self._engine.rounds.graphs is not None,
-        )
+        return self._stepper.capabilities
 
     def observe(self, stage: str, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Call `callback` with every record that a stage returns; the result, called, ends it.
@@ -367,16 +253,7 @@ class SpeculativePipeline:
         Raises:
             InvalidRequest: No stage of that name.
         """
-        if stage not in self._observers:
-            raise InvalidRequest(f"stage={stage!r}, expected one of {', '.join(STAGES)}")
-        observers = self._observers[stage]
-        observers.append(callback)
-
-        def leave() -> None:
-            if callback in observers:
-                observers.remove(callback)
-
-        return leave
+        return self._runner.observe(stage, callback)
 
     def set_accept_thresholds(self, single: float = 1.0, acc: float = 1.0) -> None:
         """Accept a draft whose probability is at least `single`, or with probability ``p / acc`` instead of p.
@@ -420,97 +297,6 @@ class SpeculativePipeline:
         self.state.abandon({request.prompt.ticket for request in requests})
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _run(self, name: str, *records: Any) -> Any:
-        started = time.perf_counter()
-        record = self.stages[name](self.state, *records)
-        self.seconds[name] += time.perf_counter() - started
-        for callback in list(self._observers[name]):
-            callback(record)
-        return record
-
-    def _take_out_cancelled(self) -> None:
-        tickets = set()
-        while self._to_cancel:
-            tickets.add(self._to_cancel.popleft())
-        for request in self.state.abandon(tickets):
-            if request.num_generated:
-                request.finish_reason = "cancelled"
-            else:
-                request.fail("cancelled before its first token")
-            self._taken_out.append((request, make_rollout(request, self.state.target.tokenizer)))
-
-    def _settle(self, block: Block) -> Settled:
-        self._refuse_masks_without_law(block)
-        adjusted = self._run("adjust", block)
-        verified = self._run("verify", adjusted)
-        captured = self._run("capture", verified)
-        committed = self._run("commit", captured)
-        packed = self._run("pack", committed)
-        return Settled(block, adjusted, verified, captured, committed, packed, self._run("finish", packed))
-
-    def _refuse_masks_without_law(self, block: Block) -> None:
-        # The stage may have been replaced since the request was checked.
-        can = self.capabilities
-        if not can.law_preserved:
-            for request in block.proposal.requests:
-                if request.params.keeps_supports:
-                    try:
-                        check_request(request.prompt.token_ids, request.params, can)
-                    except InvalidRequest as refusal:
-                        request.fail(str(refusal))
-
-    @staticmethod
-    def _policies(prompts: Sequence[Prompted], params: Any) -> list[SamplingParams]:
-        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
-            raise InvalidRequest(f"prompts={prompts!r}, expected a list of prompts: put a single one in a list")
-        if params is None:
-            params = SamplingParams()
-        if not isinstance(params, (SamplingParams, Sequence)):
-            raise InvalidRequest(f"params={params!r}, expected SamplingParams, or a list of them")
-        policies = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(policies) != len(prompts):
-            raise InvalidRequest(f"{len(policies)} params for {len(prompts)} prompts, expected one for all or one each")
-        for policy in policies:
-            if not isinstance(policy, SamplingParams):
-                raise InvalidRequest(f"params={policy!r}, expected SamplingParams")
-        return policies
-
-    def _ticket(self) -> int:
-        self._num_tickets += 1
-        return self._num_tickets - 1
-
-    def _admissible(self, prompt: Prompted, params: SamplingParams) -> np.ndarray:
-        token_ids = token_ids_of(prompt, self.state.target)
-        check_request(token_ids, params, self.capabilities)
-        if isinstance(params.grammar, Grammar):
-            self._grammars.compile(params.grammar)
-        return token_ids
-
-    def _enqueue(self, ticket: int, token_ids: np.ndarray, params: SamplingParams, index: int, number: int) -> None:
-        seed = secrets.randbits(64) if params.seed is None else int(params.seed)
-        prompt = Prompt(token_ids, ticket, index, unstarted=set(range(params.n)))
-        target, walk = self.state.target, self._walks(params)
-        self.state.waiting.extend(
-            Request(
-                prompt=prompt,
-                sample_index=i,
-                params=params,
-                params_index=number,
-                seed=sample_seed,
-                scanner=StopScanner(params, target.eos_token_ids, target.tokenizer),
-                grammar=walk(),
-            )
-            for i, sample_seed in enumerate(gpu.sample_seeds(seed, params.n))
-        )
-
-    def _walks(self, params: SamplingParams) -> Callable[[], Walk | None]:
-        """What makes a sample's way through its grammar, None without one; the grammar is compiled once."""
-        if not isinstance(params.grammar, Grammar):
-            return lambda: None
-        target, compiled = self.state.target, self._grammars.compile(params.grammar)
-        endings = () if params.ignore_eos else target.eos_token_ids
-        return lambda: Walk(compiled, target.vocab_size, endings)
 
     def _collect(self, results: dict[int, list[Rollout]], progress: bool) -> None:
         open_samples = sum(request.prompt.ticket in results for request in self.state.waiting)
