@@ -42,6 +42,7 @@ from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
 from pipeline.intake import Intake, policies_of
 from pipeline.ngram import NgramProposer
+from pipeline.operators import use_kernels
 from pipeline.params import SamplingParams
 from pipeline.prompts import Prompted
 from pipeline.proposer import Proposer
@@ -77,6 +78,7 @@ class SpeculativePipeline:
             draft_cache=None if draft is None else draft.new_cache(checked.max_batch, room),
             options=checked,
         )
+        use_kernels(target, draft)
         self._runner = StageRunner(self.state)
         self._engine = make_engine(self.state, self._runner.run)
         self._stepper = Stepper(self.state, self._runner, self._engine)

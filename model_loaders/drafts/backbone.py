@@ -31,6 +31,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from model_loaders.layers.attention import additive_mask, packed_sdpa
 from model_loaders.layers.joint_linear import JointLinear, add_product
+from model_loaders.layers.operators import Operators
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -139,6 +140,7 @@ class MLP(nn.Module):
     """SwiGLU."""
 
     joint: JointLinear | None = None  # of gate_proj and up_proj
+    operators: Operators | None = None  # None: torch's
 
     def __init__(self, config: DraftConfig):
         super().__init__()
@@ -149,7 +151,10 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """What down_proj takes, [b, w, intermediate], of normed rows x [b, w, d]."""
         if self.joint is not None and self.joint.usable:
-            gate, up = self.joint(x).chunk(2, -1)
+            rows = self.joint(x)
+            if self.operators is not None:
+                return self.operators.gated(rows)
+            gate, up = rows.chunk(2, -1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
         return F.silu(gate) * up
@@ -235,6 +240,11 @@ class Backbone(nn.Module):
         for layer in layers:
             if type(layer.mlp.gate_proj) is type(layer.mlp.up_proj) is nn.Linear:
                 layer.mlp.joint = JointLinear.of((layer.mlp.gate_proj, layer.mlp.up_proj))
+
+    def use_operators(self, operators: Operators | None) -> None:
+        """Decodes with these, on CUDA, where projections are joined; None: with torch's. The last bits may differ."""
+        for layer in self._layers():
+            layer.mlp.operators = operators
 
     def turns(self, weights: Tensor, positions: Tensor) -> Tensor:
         """Norm and RoPE in one: what ``turned_heads`` needs at absolute positions [b, w].

@@ -34,7 +34,7 @@ class RowLayer(CacheLayerMixin):
         # Takes entries as they lie, where index_copy_ needs rows: a model's are transposed, and would be copied first.
         keys.view(-1, keys.shape[-1]).index_put_((step.index,), key_states)
         values.view(-1, values.shape[-1]).index_put_((step.index,), value_states)
-        return self._held(keys, values)
+        return self.held()
 
     def update_both(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`update` with keys and, behind their heads, values in one tensor [b, 2 * kv_heads, w, head_dim]."""
@@ -43,11 +43,20 @@ class RowLayer(CacheLayerMixin):
         assert values is not None
         assert both is not None
         both.index_put_((self.owner.sides, self.owner.step.index), entries.unflatten(1, (2, -1)).transpose(0, 1))
-        return self._held(keys, values)
+        return self.held()
 
-    def _held(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def places(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `RowCache.places`."""
+        keys, values = self.keys, self.values
+        assert keys is not None
+        assert values is not None
+        return self.owner.step.index, keys.view(-1, keys.shape[-1]), values.view(-1, values.shape[-1])
+
+    def held(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the step's rows now hold."""
-        step = self.owner.step
+        step, keys, values = self.owner.step, self.keys, self.values
+        assert keys is not None
+        assert values is not None
         if step.first_slot is not None:
             return (
                 keys.narrow(0, step.first_slot, step.num_rows).narrow(2, 0, step.kv_length),

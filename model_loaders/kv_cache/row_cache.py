@@ -133,7 +133,7 @@ class RowCache(Cache):
         if kept is not None:
             firsts = firsts.index_select(0, kept // width).transpose(0, 2)
             positions = positions.reshape(1, -1).index_select(1, kept)
-        index = firsts + positions[:, None]
+        index = (firsts + positions[:, None]).contiguous()
         self._step = Step(num_rows, width, kv_length, index, first_slot, slot_index)
         return kv_length
 
@@ -172,6 +172,18 @@ class RowCache(Cache):
         One kernel on a GPU instead of two. Only for keys and values of one width.
         """
         return self._rows[layer].update_both(entries)
+
+    def places(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where the planned step's entries of a layer go, for a kernel that stores them itself.
+
+        index int64 [b, kv_heads, w], contiguous; keys and values [n, head_dim] and [n, value_head_dim], contiguous: all
+        of the layer's memory.
+        """
+        return self._rows[layer].places()
+
+    def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the planned step's rows now hold, as `write` returns it."""
+        return self._rows[layer].held()
 
     def write_layers(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys and values [layers, b, kv_heads, w, head_dim] of all layers, by the planned step."""

@@ -23,7 +23,7 @@ class Step:
     """Where the entries of one forward go, shared by all layers.
 
     num_rows, width: of the block. kv_length: entries of each row that are read.
-    index: int64 [b, kv_heads, w], where entries go in a layer's storage seen as [-1, head_dim].
+    index: int64 [b, kv_heads, w], contiguous: where entries go in a layer's storage seen as [-1, head_dim].
     first_slot: the rows are the slots from here on (a view), or None: gather by slot_index, int64 [b].
     """
 

@@ -2,8 +2,9 @@
 
 A pre-norm layer of the Llama family (Llama, Mistral, Qwen2, Qwen3 and relatives) takes 29 kernels as transformers
 computes it. Here projections of one input are one product, queries and keys are turned together, by factors made once
-for all layers, keys and values are stored together, and the residual is added by the product itself: 12. Weights, names
-and results stay; only the last bits of a half-precision sum may differ, rounded once where transformers rounds twice.
+for all layers, keys and values are stored together, and the residual is added by the product itself: 12, and 9 with
+`Operators`. Weights, names and results stay; only the last bits of a half-precision sum may differ, rounded once where
+transformers rounds twice.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from torch import Tensor, nn
 from model_loaders.kv_cache import RowCache
 from model_loaders.layers.attention import grouped_sdpa
 from model_loaders.layers.joint_linear import JointLinear, add_product
+from model_loaders.layers.operators import Operators
 
 _PROBED_ROWS, _PROBED_WIDTH = 2, 5
 
 
-class Turns:
-    """What queries and keys are rotated by, and values left as they are: made once for all layers of a forward."""
+class Shared:
+    """What the layers of a model have in common: their operators, and what queries and keys are rotated by.
 
+    operators: None: torch's.
+    """
+
+    operators: Operators | None = None
     _angles: tuple[Tensor, Tensor] | None = None
     _turns: Tensor
 
@@ -32,8 +38,8 @@ class Turns:
         """turned: heads of queries and keys; kept: of values."""
         self.turned, self.kept = turned, kept
 
-    def of(self, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Of cosines and sines [b, w, d]: [b, heads, w, 2, 2, d / 2], 1 and 0 for values.
+    def turns(self, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Of cosines and sines [b, w, d]: [b, heads, w, 2, 2, d / 2], 1 and 0 for values; made once a forward.
 
         At [..., s, t, :] is the factor of input half t in output half s. What is turned lies in memory as these do,
         head by head: attention that packs heads takes it so.
@@ -59,14 +65,15 @@ class LeanLayer:
     The rows that it is given are overwritten.
     """
 
-    def __init__(self, layer: Any, turns: Turns, last: bool):
+    def __init__(self, layer: Any, shared: Shared, last: bool):
         attention, mlp = layer.self_attn, layer.mlp
-        self.layer, self.turns, self.last = layer, turns, last
+        self.layer, self.shared, self.last = layer, shared, last
         self.head_dim: int = attention.head_dim
         self.queries = attention.q_proj.out_features // self.head_dim
         self.keys = attention.k_proj.out_features // self.head_dim
         self.projections: JointLinear | None = JointLinear.of((attention.q_proj, attention.k_proj, attention.v_proj))
         self.gates: JointLinear | None = JointLinear.of((mlp.gate_proj, mlp.up_proj))
+        self._has_silu = _is_silu(mlp.act_fn)
 
     def own(self, *arguments: Any, **named: Any) -> Any:
         """The layer as transformers computes it."""
@@ -88,8 +95,13 @@ class LeanLayer:
         layer = self.layer
         rows = self._attend(projections(layer.input_layernorm(hidden_states)), angles, named["attention_mask"], cache)
         hidden_states = add_product(hidden_states, layer.self_attn.o_proj, rows)
-        gate, up = gates(layer.post_attention_layernorm(hidden_states)).chunk(2, -1)
-        return add_product(hidden_states, layer.mlp.down_proj, layer.mlp.act_fn(gate) * up)
+        rows, operators = gates(layer.post_attention_layernorm(hidden_states)), self.shared.operators
+        if operators is not None and self._has_silu:
+            rows = operators.gated(rows)
+        else:
+            gate, up = rows.chunk(2, -1)
+            rows = layer.mlp.act_fn(gate) * up
+        return add_product(hidden_states, layer.mlp.down_proj, rows)
 
     def _attend(self, projected: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: RowCache) -> Tensor:
         """What o_proj takes, [b, w, heads * head_dim]."""
@@ -98,33 +110,45 @@ class LeanLayer:
         if hasattr(attention, "q_norm"):
             queries, keys, values = heads.split([self.queries, self.keys, self.keys], 2)
             heads = torch.cat((attention.q_norm(queries), attention.k_norm(keys), values), 2)
-        first, second = (self.turns.of(angles) * heads.transpose(1, 2).unflatten(-1, (1, 2, -1))).unbind(-2)
-        if self.last:
-            self.turns.forget()
-        queries, entries = (first + second).flatten(-2).split([self.queries, 2 * self.keys], 1)
-        keys, values = cache.write_both(attention.layer_idx, entries)
+        operators = self.shared.operators
+        if operators is not None and angles[0].dtype == heads.dtype and angles[0].shape[:2] == heads.shape[:2]:
+            queries = operators.turned(heads, angles, *cache.places(attention.layer_idx))
+            keys, values = cache.held(attention.layer_idx)
+        else:
+            first, second = (self.shared.turns(angles) * heads.transpose(1, 2).unflatten(-1, (1, 2, -1))).unbind(-2)
+            if self.last:
+                self.shared.forget()
+            queries, entries = (first + second).flatten(-2).split([self.queries, 2 * self.keys], 1)
+            keys, values = cache.write_both(attention.layer_idx, entries)
         attended, _ = grouped_sdpa(attention, queries, keys, values, mask, scaling=attention.scaling)
         return attended.flatten(2)
 
 
-def lean_layers(model: Any, layers: Sequence[nn.Module]) -> int:
+def lean_layers(model: Any, layers: Sequence[nn.Module]) -> Shared | None:
     """Gives a model's decoder layers the forward of a `LeanLayer`, if that is what all of them compute.
 
     They are recognised by what they compute: random rows come out the same, and so do the keys and values that they
-    store. Parameters keep names and identity; those of one product lie in one tensor. Returns how many layers there
-    are, or 0 if they keep the forward that they had.
+    store. Parameters keep names and identity; those of one product lie in one tensor. Returns what they share, or None
+    if they keep the forward that they had.
     """
     if not all(_looks_lean(layer) for layer in layers):
-        return 0
+        return None
     attention: Any = layers[0].self_attn
     queries, keys = (x.out_features // attention.head_dim for x in (attention.q_proj, attention.k_proj))
-    turns = Turns(queries + keys, keys)
-    lean = [LeanLayer(layer, turns, last=layer is layers[-1]) for layer in layers]
+    shared = Shared(queries + keys, keys)
+    lean = [LeanLayer(layer, shared, last=layer is layers[-1]) for layer in layers]
     if not _compute_the_same(model, lean):
-        return 0
+        return None
     for one in lean:
         one.layer.forward = one
-    return len(lean)
+    return shared
+
+
+@torch.inference_mode()
+def _is_silu(activation: Any) -> bool:
+    """Whether that is what it computes: random rows come out the same."""
+    rows = 3 * torch.randn(64, generator=torch.Generator().manual_seed(0))
+    return bool(torch.allclose(activation(rows), nn.functional.silu(rows), rtol=1e-6, atol=1e-7))
 
 
 def _looks_lean(layer: Any) -> bool:

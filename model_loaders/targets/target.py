@@ -15,6 +15,7 @@ from model_loaders.errors import CheckpointError
 from model_loaders.kv_cache import RowCache, Slots
 from model_loaders.layers.compact import Compact, compact_rows
 from model_loaders.layers.lean_layer import lean_layers
+from model_loaders.layers.operators import Operators
 from model_loaders.layers.taps import LayerTaps
 from model_loaders.targets.causal_masks import CausalMasks
 from model_loaders.targets.checkpoint import TOKENIZER_FILES
@@ -78,7 +79,7 @@ class Target:
         self.num_weight_updates = 0
         self.layers = decoder_layers(model, self.num_layers)
         self._weight_files = tuple(weight_files)
-        self._lean = lean_layers(model, self.layers) > 0 if self.device.type == "cuda" else False
+        self._lean = lean_layers(model, self.layers) if self.device.type == "cuda" else None
         self._taps = LayerTaps(self.layers, ())
         self._compiled: Any = None
         accepted = inspect.signature(model.forward).parameters
@@ -121,10 +122,18 @@ class Target:
         """
         if tuple(layer_ids) == self._taps.layer_ids:
             return
-        taps = LayerTaps(self.layers, layer_ids, overwritten=self._lean)
+        taps = LayerTaps(self.layers, layer_ids, overwritten=self._lean is not None)
         self._taps.remove()
         self._taps = taps
         self._compiled = None  # the compiler doesn't look at hooks again
+
+    def use_operators(self, operators: Operators | None) -> None:
+        """Computes what lies between the layers' products by these, where there are layers that can; None: by torch.
+
+        On CUDA only. The last bits may differ, so that all who generate from a target should use the same.
+        """
+        if self._lean is not None:
+            self._lean.operators = operators
 
     @property
     def tap_layer_ids(self) -> tuple[int, ...]:
