@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--proposal", choices=("auto", "argmax", "sample"), default="auto")
     parser.add_argument("--compile", action="store_true", help="torch.compile the target's forward: minutes a shape")
     parser.add_argument("--peer-batch", type=int, default=8, help="transformers' batch size; 0: no peers")
-    parser.add_argument("--peer-tokens", type=int, default=32)
+    parser.add_argument("--peer-tokens", type=int, default=256)
     parser.add_argument("--compiled-peer", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--on-off-rounds", type=int, default=6, help="0: none")
     parser.add_argument("--on-off-batch", type=int, default=32)

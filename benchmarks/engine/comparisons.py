@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.engine.arms import ENGINES, Arm
-from benchmarks.engine.peers import COMPILED, EAGER
+from benchmarks.engine.peers import COMPILED, EAGER, MODES
 from benchmarks.engine.plan import ORDINARY, SETTINGS, prompts_for
 from model_loaders import Target
 from pipeline import SamplingParams, SpeculativePipeline
@@ -84,7 +84,7 @@ def count_masks(rollout: Any, found: dict[str, int]) -> None:
 
 
 def ratios(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Methods over ordinary decoding, that over transformers' modes, and masks on over off, as far as measured."""
+    """Methods over ordinary decoding, all over transformers' modes, and masks on over off, as far as measured."""
     rate = {
         name: statistics.median(arm["tokens_per_second"])
         for name, arm in figures["arms"].items()
@@ -96,18 +96,14 @@ def ratios(figures: Mapping[str, Any]) -> dict[str, float]:
         base = rate.get(f"{ORDINARY}, {rest}")
         if method != ORDINARY and base:
             found[f"{method} over {ORDINARY}, {rest}"] = own / base
-    for peer, rates in figures["peers"].items():
-        mode, batch = peer.rsplit(", ", 1)
-        for name, own in rate.items():
-            if name.startswith(f"{ORDINARY}, off, ") and name.endswith(f", {batch}"):
-                found[f"{name} over {mode}"] = own / statistics.median(rates)
-    best = max((statistics.median(rates) for rates in figures["peers"].values()), default=0)
-    modes = {name.rsplit(", ", 1)[0] for name in figures["peers"]}
-    if best and modes >= {EAGER, COMPILED}:
-        batch = next(iter(figures["peers"])).rsplit(", ", 1)[1]
-        for name, own in rate.items():
-            if name.startswith(f"{ORDINARY}, off, ") and name.endswith(f", {batch}"):
-                found[f"{name} over the best mode of generate"] = own / best
+    peers = {name.rsplit(", ", 1)[0]: statistics.median(rates) for name, rates in figures["peers"].items()}
+    modes = {name: rate for name, rate in peers.items() if name in MODES}
+    for method in [name for name in peers if name not in MODES]:
+        found |= {f"{method} over {mode}": peers[method] / rate for mode, rate in modes.items()}
+        if modes.keys() >= {EAGER, COMPILED}:
+            found[f"{method} over the best mode of generate"] = peers[method] / max(modes.values())
+        if method != ORDINARY and ORDINARY in peers:
+            found[f"{method} over {ORDINARY}, as transformers"] = peers[method] / peers[ORDINARY]
     for method, one in figures["masks_on_over_off"].items():
         found[f"masks on over off, {method}"] = one["ratio"]
     return found

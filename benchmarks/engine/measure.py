@@ -31,7 +31,7 @@ class Measurement:
         self.options = options
         self.deadline = time.monotonic() + options.seconds
         self.figures: dict[str, Any] = {
-            "target": options.target, "drafts": {}, "tokens": options.tokens,
+            "target": options.target, "drafts": {}, "tokens": options.tokens, "peer_tokens": options.peer_tokens,
             "temperatures": options.temperatures, "proposal": options.proposal, "compile": options.compile,
             "prompts": [path.stem for path in options.prompts] or "the demo's questions, EOS ignored",
             "arms": {}, "peak_gb": {}, "peers": {}, "masks_on_over_off": {}, "soak": {}, "ratios": {},
@@ -55,6 +55,8 @@ class Measurement:
         for case in asked:
             self._part(f"{case.arm('arms')}", lambda case=case: self._case(case), PROFILING_SECONDS)
         if options.peer_batch:
+            for method in self.drafts:
+                self._part(f"{method}, as transformers", lambda method=method: self._beside_peers(method))
             for mode in (EAGER, STATIC):
                 self._part(mode, lambda mode=mode: self._peer(mode), PROFILING_SECONDS)
         for method in self.drafts if options.on_off_rounds else ():
@@ -159,10 +161,25 @@ class Measurement:
                 self.arms[name].profile()
                 self._note(name, self.arms[name])
 
+    def _asked_of_peers(self) -> list[Any]:
+        options = self.options
+        return asked_for(self.target, options.peer_batch, options.prompts)[: options.peer_batch]
+
+    def _beside_peers(self, method: str) -> None:
+        """What the peers are asked: the same prompts, greedy, each so many tokens whatever ends it."""
+        options = self.options
+        case = Case(options.peer_batch, 0.0, "off")
+        arm = Arm(self._pipe(method, case), self._asked_of_peers(), case.params(options.peer_tokens, True))
+        arm.warm_up()
+        for _ in range(options.repeats):
+            arm.run()
+        rates = [run["tokens_per_second"] for run in arm.runs]
+        self.figures["peers"][f"{method}, batch {options.peer_batch}"] = rates
+        print(f"{method}, batch {options.peer_batch}, as transformers: {arm.rate:.1f} tokens/s", flush=True)
+
     def _peer(self, mode: str) -> None:
         options = self.options
-        prompts = asked_for(self.target, options.peer_batch, options.prompts)[: options.peer_batch]
-        run = Peer(options.target, self.target, prompts, options.peer_tokens).rate_in(mode)
+        run = Peer(options.target, self.target, self._asked_of_peers(), options.peer_tokens).rate_in(mode)
         for _ in range(2 if mode == COMPILED else 1):
             run()
         rates = [run() for _ in range(2)]

@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 BRIEF = ("off", "top-K 32")
 ORDINARY = "ordinary"
-WAVES = 4
+WAVES = 12
 """Prompts of data sets a slot, in a run: they end where they end, so slots are filled again."""
 
 
@@ -55,7 +55,7 @@ def cases(batches: Sequence[int], temperatures: Sequence[float], settings: Seque
 
 
 def asked_for(target: Target, batch: int, files: Sequence[Path]) -> list[Any]:
-    """What a run of the arms asks: `batch` of the demo's questions, or four times as many prompts of data sets."""
+    """What a run of the arms asks: `batch` of the demo's questions, or WAVES times as many prompts of data sets."""
     return in_turn(files, WAVES * batch) if files else prompts_for(target, batch)
 
 

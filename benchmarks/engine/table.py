@@ -49,8 +49,13 @@ def _beside(figures: dict[str, Any]) -> list[str]:
     """A line each for transformers' modes, recording on against off, and the soak, as far as they ran."""
     lines = []
     if figures["peers"]:
-        modes = [f"{mode} {statistics.median(rates):,.0f}" for mode, rates in figures["peers"].items()]
-        lines.append(f"- transformers, tokens/s: {'; '.join(modes)}.")
+        medians = {name.rsplit(", ", 1)[0]: statistics.median(rates) for name, rates in figures["peers"].items()}
+        names = [f"{name} {rate:,.0f}" for name, rate in medians.items()]
+        batch = next(iter(figures["peers"])).rsplit(", ", 1)[1]
+        lines.append(
+            f"- Beside transformers' generate, {batch}, greedy, {figures['peer_tokens']} tokens each, in tokens/s: "
+            f"{'; '.join(names)}."
+        )
     if figures["masks_on_over_off"]:
         found = [
             f"{method} {one['ratio']:.4f} ({one['ratio_of_rounds']:.4f} in the time of rounds)"

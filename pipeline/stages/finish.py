@@ -112,10 +112,16 @@ def _mask(whole: Chunk, mode: Literal["selected", "support"]) -> SamplingMask | 
         return None
     return SamplingMask(
         token_ids=whole.mask_ids,
-        offsets=np.concatenate([[0], np.cumsum(whole.mask_sizes)]).astype(np.int64),
+        offsets=_offsets(whole.mask_sizes),
         logprobs=whole.mask_logprobs if mode == "support" else whole.logprobs,
         mode=mode,
     )
+
+
+def _offsets(sizes: np.ndarray) -> np.ndarray:
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
 
 
 def _top(whole: Chunk) -> TopLogprobs | None:
