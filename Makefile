@@ -5,6 +5,8 @@ PYTHON ?= python3
 # An example has about 35 rows for the filter, verification or capture: a million in all.
 EXAMPLES ?= 5500
 REQUESTS ?= 100000
+# Processes that share the host's tests; the simulator's have one of their own.
+WORKERS ?= 2
 PY := $(VENV)/bin/python
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\(1[23]\).*/cuda\1/p' | head -n 1)
 PINS := -c constraints.txt $(if $(CUDA),,-c constraints-ptx.txt)
@@ -23,14 +25,14 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Side by side, as either keeps one core busy; with a cache of compiled kernels each, because Numba's isn't made for two
+# Side by side, as each keeps one core busy; with a cache of compiled kernels each, because Numba's isn't made for two
 # processes that write to it. What the simulator's tests say comes last.
 unit: $(STAMP)
 	@own=$$(mktemp -d); \
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_CACHE_DIR=$$own/numba $(PY) -m pytest tests/simulator --durations=10 > $$own/log 2>&1 & \
 	simulator=$$!; \
 	trap "kill $$simulator; rm -rf $$own; exit 130" INT TERM; \
-	$(PY) -m pytest --durations=10; host=$$?; \
+	NUMBA_CACHE_DIR=$$own/host $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=10; host=$$?; \
 	wait $$simulator; simulated=$$?; \
 	cat $$own/log; rm -rf $$own; \
 	exit $$((host | simulated))

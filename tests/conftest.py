@@ -1,5 +1,12 @@
 """What every test runs under."""
 
+import os
+from pathlib import Path
+
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and (folder := os.environ.get("NUMBA_CACHE_DIR")):
+    # A cache of compiled kernels each: Numba's isn't made for two processes that write to it.
+    os.environ["NUMBA_CACHE_DIR"] = str(Path(folder) / worker)
+
 import numba
 import pytest
 import torch
