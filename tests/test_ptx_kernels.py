@@ -30,6 +30,7 @@ from tests.strategies import DTYPES
 REGISTERS = 65536  # of a multiprocessor
 LAST_TERM = f"0f{struct.unpack('<I', struct.pack('<f', 0.00015353362))[0]:08X}"  # one in each `weight`
 FIRST_TERM = f"0d{struct.unpack('<Q', struct.pack('<d', 1 / 23))[0]:016X}"  # one in each `log64`
+TICKET = "atom.acq_rel.gpu.global.add.u64"  # one a block
 WEIGHT_FMAS, LOG_FMAS = 8, 12  # in gpu/weights.py: of `weight`, of `log64`
 
 KERNELS = {
@@ -135,7 +136,7 @@ def test_rows_are_read_again_wide(case):
 def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
-    limits = {"pick": 60, "verify": 190, "capture": 80, "round": 290, "weigh": 60, "narrow": 10}
+    limits = {"pick": 60, "verify": 240, "capture": 80, "round": 290, "weigh": 60, "narrow": 10}
     limits |= {"pick_whole": 80, "round_whole": 310, "spread": 70, "verify_by_logits": 190, "round_by_logits": 290}
     limits |= {"draw": 210, "draw_whole": 230}
     assert facts.num_f64 <= limits[case.split()[0]]
@@ -153,7 +154,7 @@ def test_layers_compute_in_float32(case):
 
 @cases("scan", "pick", "verify", "verify_by_logits", "capture", "draw")
 def test_atomics_are_32_bits_wide(case):
-    for name in compiled(case)[2].atomics:
+    for name in compiled(case)[2].atomics.keys() - {TICKET}:
         assert name.endswith(("u32", "s32", "b32")), name
 
 

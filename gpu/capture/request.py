@@ -21,7 +21,7 @@ from gpu.device.block import WARP, block_of
 from gpu.device.instructions import add_at
 from gpu.device.rows import row_without_maxima
 from gpu.device.vectors import format_of
-from gpu.support.policy import LogScale, open_policy
+from gpu.support.policy import LogScale, kept_log_scale, open_policy
 from gpu.verification.chain import settle_of
 from gpu.weights import log_share
 
@@ -113,7 +113,9 @@ def request_of(name: str, proposal_name: str | None, threads: int, walks: bool) 
         walk_scratch = cuda.shared.array(WARP, int32)
         i, width, progress = cuda.threadIdx.x, logits.width, captures.progress
         first = np.int64(request) * width
-        committed, good, policy, scale = settle(request, logits, rows, requests, verdicts, shared, scratch64)
+        policy = open_policy(rows, first + min(i, width - 1))
+        scale = kept_log_scale(rows, first + min(i, width - 1))
+        committed, good = settle(request, logits, rows, requests, verdicts, shared, scratch64)
         packs = captures.wanted[request] != 0
         reached = packs and i < committed
         cuda.syncthreads()

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda
 
+from gpu.device.instructions import take_ticket
+
 FULL = 0xFFFFFFFF
 WARP = 32
 
@@ -36,6 +38,22 @@ def warp_sum64(value):
     for i in range(5):
         value = np.int64(value + cuda.shfl_xor_sync(FULL, value, 1 << i))
     return value
+
+
+@cuda.jit(device=True)
+def last_to_come(number, tickets, at, box, place):
+    """Whether this block is the last of `number` that come here, for which its ticket (int64) counts from zero.
+
+    What the others have written before is seen by the last one, and the ticket is zero again. box: shared int32.
+    """
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        taken = np.int32(take_ticket(tickets, at))
+        box[place] = taken
+        if taken == number - 1:
+            tickets[at] = np.int64(0)
+    cuda.syncthreads()
+    return box[place] == number - 1
 
 
 class Block(NamedTuple):

@@ -47,7 +47,7 @@ def draw_kernel(name: str, whole_rows: bool = False, threads: int = THREADS) -> 
     whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
     """
     pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
-    draw, granule = draw_of(name, None, threads), 2 * format_of(name).lanes
+    draw, granule = draw_of(name, None, threads).draw, 2 * format_of(name).lanes
 
     @cuda.jit(device=True)
     def draw_picked(row, logits, bounds, rows, drafts, shared, scratch64):

@@ -1,6 +1,7 @@
 """The second kernel of a round, after the scan: filter, verification and capture.
 
-A block filters a row; whichever filters the last row of a request verifies and captures it, while others still filter.
+A block filters a row, tests its draft and draws what may take its place; whichever is the last of a request settles
+and captures it, while others still filter.
 
 A block waits for what earlier requests pack. Their blocks have lower numbers, so they run or have run: devices start
 blocks in the order of their numbers, on which the scans of CUB rely as well.
@@ -13,7 +14,7 @@ from numba import cuda, int32, int64, void
 
 from gpu.capture.pack import CAPTURES
 from gpu.capture.request import request_of
-from gpu.device.instructions import take_ticket
+from gpu.device.block import last_to_come
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS
 from gpu.support.gather import BOX, SHARED
@@ -24,6 +25,7 @@ from gpu.support.pick_whole import pick_whole_of
 from gpu.support.policy import ROWS
 from gpu.support.whole import WHOLE
 from gpu.verification.chain import REQUESTS, VERDICTS
+from gpu.verification.row import answer_of
 
 
 @lru_cache
@@ -33,33 +35,29 @@ def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False,
     whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
     """
     pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
+    answer = answer_of(name, proposal_name, threads)
     decide = request_of(name, proposal_name, threads, not whole_rows)
 
     @cuda.jit(device=True)
     def decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):
         request = np.int32(np.uint32(row) // np.uint32(logits.width))
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            at = np.int64(num_requests + 1 + request)
-            shared[BOX] = np.int32(take_ticket(captures.progress, at))
-            if shared[BOX] == logits.width - 1:
-                captures.progress[at] = np.int64(0)
-        cuda.syncthreads()
-        if shared[BOX] == logits.width - 1:
+        if last_to_come(logits.width, captures.progress, np.int64(num_requests + 1 + request), shared, BOX):
             decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
     def finish(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
         row = np.int32(cuda.blockIdx.x)
-        pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
+        policy = pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
+        answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)
         decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
     def finish_whole(logits, marks, bounds, rows, whole, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
         row = np.int32(cuda.blockIdx.x)
-        pick_whole(row, logits, marks, bounds, rows, whole, shared, scratch64)
+        policy = pick_whole(row, logits, marks, bounds, rows, whole, shared, scratch64)
+        answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)
         decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
     behind = int32, REQUESTS, VERDICTS, CAPTURES

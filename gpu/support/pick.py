@@ -26,7 +26,7 @@ from gpu.support.gather import BOX, CANDIDATES, LISTED, SHARED, gather_of
 from gpu.support.levels import SLOTS, Scale, levels_of
 from gpu.support.limits import FILTER, limits_of
 from gpu.support.marks import MARKS
-from gpu.support.policy import ROWS
+from gpu.support.policy import ROWS, Policy
 from gpu.support.whole import top_of
 from gpu.weights import LOWEST, ONE, split_scale
 
@@ -43,9 +43,9 @@ def pick_of(name: str, threads: int) -> Any:
     """A device function for logits of this dtype: (index, mass, base, cutoff, logits, marks, bounds, rows, shared,
     scratch64).
 
-    Fills one row of `rows`. mass: of the whole row, 0 where it isn't known. base: where it isn't 0, all but min-p has
-    cut the row: what is kept has no key below the base and no value below the cutoff. shared: int32 [gather.SHARED],
-    scratch64: int64 [SCRATCH64].
+    Fills one row of `rows` and returns its Policy, in every thread and before all of the row is in memory. mass: of the
+    whole row, 0 where it isn't known. base: where it isn't 0, all but min-p has cut the row: what is kept has no key
+    below the base and no value below the cutoff. shared: int32 [gather.SHARED], scratch64: int64 [SCRATCH64].
     """
     form = format_of(name)
     granule, value_of = 2 * form.lanes, form.value
@@ -90,7 +90,10 @@ def pick_of(name: str, threads: int) -> Any:
                 rows.status[index], rows.greedy[index] = _INVALID, np.uint8(0)
                 rows.maximum[index], rows.cutoff[index] = np.float32(np.nan), np.float32(np.nan)
                 rows.count[index], rows.total[index], rows.argmax[index] = 0, 0, -1
-            return
+            nothing = np.float32(np.nan)
+            return Policy(
+                False, False, np.int32(0), np.int32(-1), np.int64(0), nothing, nothing, temperature, nothing, nothing
+            )  # fmt: skip
         least = np.uint32(shared[BOX] << 5)
         if known_base == 0 and shared[BOX + 1] > need + (need >> 1) + 128:
             refine(row, prefetched, need, shared)
@@ -141,15 +144,19 @@ def pick_of(name: str, threads: int) -> Any:
             )
             if count <= rows.capacity and not greedy:
                 write_row(row, kept, cutoff, scale, shared, rows, out)
+        if greedy:
+            count, total, kept = np.int32(1), np.int64(ONE), top
+        cutoff = np.float32(value_of(kept) + np.float32(0.0))  # a kept -0.0 and a kept +0.0 are one value
         if cuda.threadIdx.x == 0:
             if greedy:
-                count, total, kept = np.int32(1), np.int64(ONE), top
                 rows.token_ids[out], rows.weights[out] = np.int32(arg), np.int64(ONE)
                 rows.entry_logits[out] = maximum
             rows.status[index], rows.greedy[index] = _OK, np.uint8(1 if greedy else 0)
-            # A kept -0.0 and a kept +0.0 are one value.
-            rows.maximum[index], rows.cutoff[index] = maximum, np.float32(value_of(kept) + np.float32(0.0))
+            rows.maximum[index], rows.cutoff[index] = maximum, cutoff
             rows.count[index], rows.total[index], rows.argmax[index] = count, total, np.int32(arg)
+        return Policy(
+            True, greedy, count, np.int32(arg), total, cutoff, maximum, temperature, scale.c_hi, scale.c_lo
+        )  # fmt: skip
 
     return pick
 

@@ -18,7 +18,7 @@ from gpu.support.levels import Scale, levels_of
 from gpu.support.limits import FILTER, limits_of
 from gpu.support.marks import MARKS
 from gpu.support.pick import MAX_REGISTERS, SCRATCH64, THREADS, pick_of
-from gpu.support.policy import ROWS
+from gpu.support.policy import ROWS, open_policy
 from gpu.support.whole import ABOVE, COUNT, FIRST, HIGH, LEAST, LOW, NUM_ABOVE, NUM_INSIDE, SUMS, TOTAL, WHOLE, top_of
 from gpu.weights import split_scale, weight
 
@@ -128,8 +128,9 @@ def pick_whole_of(name: str, threads: int) -> Any:
         cuda.syncthreads()
         if cuda.threadIdx.x < SUMS:
             whole.sums[at + cuda.threadIdx.x] = 0
-        if not done:
-            pick(index, mass, base, cutoff, logits, marks, bounds, rows, shared, scratch64)
+        if done:
+            return open_policy(rows, index)
+        return pick(index, mass, base, cutoff, logits, marks, bounds, rows, shared, scratch64)
 
     return pick_whole
 

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, types
+from numba import cuda, float32, float64, int32, int64, types
 
 from gpu.device.launch import pointer, pointer_to, record_of
 from gpu.support.record import Support
@@ -25,6 +25,7 @@ class Rows(NamedTuple):
     weights: Any
     entry_logits: Any
     segments: Any  # int64 [R, num_segments]: masses of WARP granules each, of a row without entries
+    log_scales: Any  # float64 [R, 2]: a LogScale, of rows that verification has seen
     capacity: Any
     num_segments: Any
 
@@ -33,7 +34,7 @@ ROWS = record_of(
     Rows,
     pointer_to(types.uint8), pointer_to(float32), pointer_to(float32), pointer_to(int64), pointer_to(int32),
     pointer_to(int32), pointer_to(types.uint8), pointer_to(float32), pointer_to(int32), pointer_to(int64),
-    pointer_to(float32), pointer_to(int64), int32, int32,
+    pointer_to(float32), pointer_to(int64), pointer_to(float64), int32, int32,
 )  # fmt: skip
 
 
@@ -45,7 +46,8 @@ def rows_argument(support: Support) -> Rows:
         pointer(support.status), pointer(support.maximum), pointer(support.cutoff), pointer(support.total),
         pointer(support.count), pointer(support.argmax), pointer(support.greedy), pointer(support.temperature),
         pointer(support.token_ids), pointer(support.weights), pointer(support.walk.entry_logits),
-        pointer(support.walk.segments), support.capacity, support.walk.segments.shape[1],
+        pointer(support.walk.segments), pointer(support.walk.log_scales), support.capacity,
+        support.walk.segments.shape[1],
     )  # fmt: skip
 
 
@@ -96,6 +98,19 @@ class LogScale(NamedTuple):
 def log_scale(policy):
     """The scale of a row."""
     return LogScale(1.0 / np.float64(max(policy.temperature, GREEDY_TEMPERATURE)), np.float64(log_total(policy.total)))
+
+
+@cuda.jit(device=True)
+def keep_log_scale(rows, row, scale):
+    """Leave the scale of a row for who asks `kept_log_scale`; by one thread."""
+    rows.log_scales[2 * np.int64(row)] = scale.inverse_temperature
+    rows.log_scales[2 * np.int64(row) + 1] = scale.log_of_total
+
+
+@cuda.jit(device=True)
+def kept_log_scale(rows, row):
+    """What `keep_log_scale` has left: two loads instead of a division and a logarithm."""
+    return LogScale(rows.log_scales[2 * np.int64(row)], rows.log_scales[2 * np.int64(row) + 1])
 
 
 @cuda.jit(device=True)

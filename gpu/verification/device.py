@@ -8,6 +8,7 @@ from gpu.device.memory import DeviceLogits, check_device, device_logits, empty
 from gpu.draft_law import DENSE
 from gpu.proposal.record import LogitsLaw
 from gpu.support import Support, check_support
+from gpu.support.device import walk_of
 from gpu.support.policy import rows_argument
 from gpu.verification.chain import THREADS, Requests, Verdicts, verify_kernel
 from gpu.verification.law import Laws, by_logits
@@ -109,7 +110,9 @@ def verify(
         threshold_single, threshold_acc, out,
     )  # fmt: skip
     if logits.shape[0]:
+        of_rows = rows_argument(support)
         verify_kernel(rows.form.name, proposal_name).launch(
-            (logits.shape[0],), rows.argument, rows_argument(support), requests, verdicts_argument(out)
-        )
+            (rows.num_rows,),
+            rows.argument, of_rows, requests, verdicts_argument(out), pointer(walk_of(support).answered),
+        )  # fmt: skip
     return out

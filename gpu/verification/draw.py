@@ -1,4 +1,4 @@
-"""The draw of one row by a block: inverse CDF in ascending token id, over the entries or over the row.
+"""The draw of one row by a block: inverse CDF in ascending token id, over its entries or, if it has none, over the row.
 
 The law is the row's policy without a removed token, or the residual max(0, weight - draft_prob * total) of a proposal.
 Where nothing is left of it, the policy itself.
@@ -13,6 +13,7 @@ from numba import cuda, njit
 
 from gpu.device.block import WARP, block_of, warp_prefix64
 from gpu.device.instructions import load_kept
+from gpu.device.rows import row_start
 from gpu.device.vectors import element_of, format_of, in_row
 from gpu.instructions import product
 from gpu.support.policy import weight_under
@@ -26,6 +27,29 @@ class Law(NamedTuple):
     draft_row: Any  # int32: of the law whose probabilities are taken away, or -1 for none
     draft_at: Any  # int64: where the values of that one begin
     laws: Any  # Laws
+
+
+class Draw(NamedTuple):
+    """Ways to draw, for one dtype of logits, one format of laws and one block size.
+
+    (row, its index, policy, uniform, law, rows, shared, scratch64) -> token id, or -1 if the draft's law isn't a
+    distribution. shared: int32 [4]. Every thread of the block takes part.
+    """
+
+    from_entries: Any  # of a row that carries its entries; `row` isn't read
+    from_logits: Any  # of one that doesn't
+    draw: Any  # of either
+
+
+@cuda.jit(device=True)
+def law_without(draft, draft_row, laws):
+    """What is left where a draft has been refused: draft_row says which law it was drawn from, -1 for none.
+
+    draft: -1 where there was no draft.
+    """
+    if draft_row < 0:
+        return Law(np.int32(draft), np.int32(-1), np.int64(0), laws)
+    return Law(np.int32(-1), np.int32(draft_row), row_start(laws.values, draft_row), laws)
 
 
 @njit(nogil=True)
@@ -51,24 +75,20 @@ def draw_threshold(uniform, total):
 
 
 @lru_cache
-def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
-    """A device function that draws, for logits of this dtype and laws of this format (gpu/verification/law.py).
-
-    (row, its index, policy, uniform, law, rows, shared, scratch64) -> token id, or -1 if the draft's law isn't a
-    distribution. shared: int32 [4].
-    """
+def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
+    """The ways for logits of this dtype and laws of this format (gpu/verification/law.py)."""
     form, block = format_of(name), block_of(threads)
     lanes, key_of, value_of = form.lanes, form.key, form.value
     prefix64, sum64 = block.prefix64, block.sum64
     element, draft_prob_of = element_of(name), law_of(proposal_name)
-    warps = threads // WARP
+    warps, proposes = threads // WARP, proposal_name is not None
 
     @cuda.jit(device=True)
     def weight_left(token, mass, policy, law):
         # Of one kept token under the law; -1 for a bad proposal.
         if token == law.removed:
             return np.int64(0)
-        if law.draft_row < 0:
+        if not proposes or law.draft_row < 0:
             return np.int64(mass)
         draft_prob = draft_prob_of(law.laws, law.draft_row, law.draft_at, token)
         return np.int64(residual_weight(mass, draft_prob, policy.total))
@@ -122,7 +142,8 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
         return found
 
     @cuda.jit(device=True)
-    def among_entries(policy, uniform, law, token_ids, weights, at, shared, scratch64):
+    def among_entries(row, index, policy, uniform, law, rows, shared, scratch64):
+        token_ids, weights, at = rows.token_ids, rows.weights, np.int64(index) * rows.capacity
         run = np.int32((policy.count + threads - 1) // threads)
         start = min(np.int32(cuda.threadIdx.x * run), np.int32(policy.count))
         end = min(np.int32(start + run), np.int32(policy.count))
@@ -132,7 +153,7 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
             if left < 0:
                 bad = np.int32(1)
             own = np.int64(own + left)
-        if cuda.syncthreads_or(bad) != 0:
+        if proposes and cuda.syncthreads_or(bad) != 0:
             return np.int32(-1)
         before, total = prefix64(own, scratch64)
         if total == 0:
@@ -150,8 +171,9 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
         return np.int32(shared[0])
 
     @cuda.jit(device=True)
-    def by_segments(row, policy, uniform, law, segments, at, shared, scratch64):
+    def by_segments(row, index, policy, uniform, law, rows, shared, scratch64):
         # The removed token's weight leaves its segment; then a warp walks the segment that holds the threshold.
+        segments, at = rows.segments, np.int64(index) * rows.num_segments
         num_segments = np.int32((row.num_granules + WARP - 1) // WARP)
         removed_in, removed_weight = np.int32(-1), np.int64(0)
         if law.removed >= 0:
@@ -226,18 +248,28 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Any:
         return np.int32(shared[0])
 
     @cuda.jit(device=True)
-    def draw(row, index, policy, uniform, law, rows, shared, scratch64):
-        at, segments_at = np.int64(index) * rows.capacity, np.int64(index) * rows.num_segments
-        while True:
-            if policy.count <= rows.capacity:
-                token = among_entries(policy, uniform, law, rows.token_ids, rows.weights, at, shared, scratch64)
-            elif law.draft_row < 0:
-                token = by_segments(row, policy, uniform, law, rows.segments, segments_at, shared, scratch64)
-            else:
-                token = by_granules(row, policy, uniform, law, shared, scratch64)
-            if token != -2:
-                return token
-            law = Law(np.int32(-1), np.int32(-1), np.int64(0), law.laws)
-            cuda.syncthreads()
+    def by_logits(row, index, policy, uniform, law, rows, shared, scratch64):
+        if law.draft_row < 0:
+            return by_segments(row, index, policy, uniform, law, rows, shared, scratch64)
+        return by_granules(row, policy, uniform, law, shared, scratch64)
 
-    return draw
+    @cuda.jit(device=True)
+    def by_either(row, index, policy, uniform, law, rows, shared, scratch64):
+        if policy.count <= rows.capacity:
+            return among_entries(row, index, policy, uniform, law, rows, shared, scratch64)
+        return by_logits(row, index, policy, uniform, law, rows, shared, scratch64)
+
+    def or_from_policy(way):
+        # Where nothing is left of the law (-2), from the policy itself.
+        @cuda.jit(device=True)
+        def draw(row, index, policy, uniform, law, rows, shared, scratch64):
+            while True:
+                token = way(row, index, policy, uniform, law, rows, shared, scratch64)
+                if token != -2:
+                    return token
+                law = Law(np.int32(-1), np.int32(-1), np.int64(0), law.laws)
+                cuda.syncthreads()
+
+        return draw
+
+    return Draw(or_from_policy(among_entries), or_from_policy(by_logits), or_from_policy(by_either))
