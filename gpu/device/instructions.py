@@ -6,6 +6,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 if SIMULATED:
     from gpu.device.simulated import (
         add_at,
+        fetch_early,
         float_to_half,
         half_to_float,
         load_four,
@@ -21,6 +22,7 @@ if SIMULATED:
 else:
     from gpu.device.ptx import (
         add_at,
+        fetch_early,
         float_to_half,
         half_to_float,
         load_four,
@@ -37,6 +39,7 @@ else:
 __all__ = [
     "SIMULATED",
     "add_at",
+    "fetch_early",
     "float_to_half",
     "half_to_float",
     "load_four",

@@ -134,6 +134,18 @@ def take_ticket(typing_context, pointer, index):
     return types.int64(pointer, types.int64), codegen
 
 
+@intrinsic
+def fetch_early(typing_context, pointer, index):
+    """Ask for pointer[index] to come to the L2 cache; nobody waits for it."""
+
+    def codegen(context, builder, signature, args):
+        address = builder.ptrtoint(builder.gep(args[0], [args[1]]), _I64)
+        builder.asm(ir.FunctionType(ir.VoidType(), [_I64]), "prefetch.global.L2 [$0];", "l", [address], True)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64), codegen
+
+
 def _warp_reduction(operation: str):
     """The reduction of a word over the whole warp, in every lane."""
 

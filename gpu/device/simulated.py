@@ -104,6 +104,10 @@ def warp_sum_s32(value):
     return value
 
 
+def fetch_early(pointer, index):
+    """Nothing: no memory is far."""
+
+
 def take_ticket(pointer, index):
     """Atomic pointer[index] += 1; returns what was there."""
     return add_at(pointer, index, np.int64(1))

@@ -15,6 +15,7 @@ from numba import cuda, int32, int64, void
 from gpu.capture.pack import CAPTURES
 from gpu.capture.request import request_of
 from gpu.device.block import last_to_come
+from gpu.device.instructions import fetch_early
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS
 from gpu.support.gather import BOX, SHARED
@@ -25,7 +26,7 @@ from gpu.support.pick_whole import pick_whole_of
 from gpu.support.policy import ROWS
 from gpu.support.whole import WHOLE
 from gpu.verification.chain import REQUESTS, VERDICTS
-from gpu.verification.row import answer_of
+from gpu.verification.row import answer_of, fetch_request
 
 
 @lru_cache
@@ -39,6 +40,12 @@ def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False,
     decide = request_of(name, proposal_name, threads, not whole_rows)
 
     @cuda.jit(device=True)
+    def fetch_inputs(row, logits, requests, captures):
+        if cuda.threadIdx.x == 0:
+            fetch_request(row, logits.width, requests)
+            fetch_early(captures.wanted, np.int64(np.uint32(row) // np.uint32(logits.width)))
+
+    @cuda.jit(device=True)
     def decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):
         request = np.int32(np.uint32(row) // np.uint32(logits.width))
         if last_to_come(logits.width, captures.progress, np.int64(num_requests + 1 + request), shared, BOX):
@@ -48,6 +55,7 @@ def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False,
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
         row = np.int32(cuda.blockIdx.x)
+        fetch_inputs(row, logits, requests, captures)
         policy = pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
         answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)
         decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
@@ -56,6 +64,7 @@ def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False,
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
         row = np.int32(cuda.blockIdx.x)
+        fetch_inputs(row, logits, requests, captures)
         policy = pick_whole(row, logits, marks, bounds, rows, whole, shared, scratch64)
         answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)
         decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)

@@ -16,6 +16,7 @@ import numpy as np
 from numba import cuda
 
 from gpu.device.block import WARP
+from gpu.device.instructions import fetch_early
 from gpu.device.rows import row_start, row_without_maxima
 from gpu.device.vectors import element_of, format_of
 from gpu.support.policy import LogScale, keep_log_scale, log_probability_under, log_scale, weight_under
@@ -32,6 +33,18 @@ def number_of_drafts(requests, request, width):
     drafts = np.int32(requests.num_drafts[request])
     possible = 0 <= drafts < width
     return (drafts if possible else np.int32(0)), possible
+
+
+@cuda.jit(device=True)
+def fetch_request(index, width, requests):
+    """Ask for what the answer of a row will read: it comes while the row is filtered. By one thread."""
+    request = np.int32(np.uint32(index) // np.uint32(width))
+    i = np.int32(index - request * width)
+    fetch_early(requests.num_drafts, np.int64(request))
+    fetch_early(requests.accept_uniforms, np.int64(index))
+    fetch_early(requests.draw_uniforms, np.int64(index))
+    if i < width - 1:
+        fetch_early(requests.draft_tokens, np.int64(np.int64(request) * (width - 1) + i))
 
 
 @lru_cache
@@ -72,18 +85,21 @@ def answer_of(name: str, proposal_name: str | None, threads: int) -> Any:
         width = logits.width
         request = np.int32(np.uint32(index) // np.uint32(width))
         i = np.int32(index - request * width)
+        # Loads that wait for no other come first.
+        uniform, accept_uniform = requests.draw_uniforms[index], requests.accept_uniforms[index]
+        draft_row, draft = np.int32(request * (width - 1) + i), np.int32(-1)
+        if i < width - 1:
+            draft = np.int32(requests.draft_tokens[draft_row])
         drafts, possible = number_of_drafts(requests, request, width)
         if i > drafts:
             return
         found, scale = np.int32(BAD), LogScale(0.0, 0.0)
         if policy.valid and possible:
-            draft, draft_row, good, kept = np.int32(-1), np.int32(-1), True, False
-            uniform = requests.draw_uniforms[index]  # early, like the draft and its uniform
+            good, kept = True, False
             if i < drafts:
-                draft_row = np.int32(request * (width - 1) + i)
-                draft = np.int32(requests.draft_tokens[draft_row])
-                accept_uniform = requests.accept_uniforms[index]
                 good, kept = test(index, draft, draft_row, policy, accept_uniform, logits, requests)
+            else:
+                draft, draft_row = np.int32(-1), np.int32(-1)
             if cuda.threadIdx.x < WARP:  # meanwhile
                 scale = log_scale(policy)
             if kept:
