@@ -161,8 +161,11 @@ def log_total(total):
 
 @njit(nogil=True, error_model="numpy")
 def log_share(x, maximum, inverse_temperature, log_of_total):
-    """(x - m) * (1/T) - log_total in float64, rounded to float32; finite, however unlikely a kept token."""
-    scaled = product(np.float64(x) - np.float64(maximum), inverse_temperature)
+    """(x - m) * (1/T) - log_total in float64, rounded to float32; finite, however unlikely a kept token.
+
+    Which zero x is plays no part: -0.0 - 0.0 would be -0.0, and + 0.0 makes it 0.0.
+    """
+    scaled = product((np.float64(x) - np.float64(maximum)) + 0.0, inverse_temperature)
     return np.float32(max(scaled - log_of_total, np.float64(LOWEST)))
 
 
