@@ -7,8 +7,9 @@ from gpu.capture import Capture
 from gpu.capture import device as capture
 from gpu.capture.request import MAX_WIDTH
 from gpu.capture.spread import spread_kernel
-from gpu.device.launch import pointer
+from gpu.device.launch import multiprocessors, pointer
 from gpu.device.memory import check_device, device_logits
+from gpu.rounds.fused import BLOCKS, fused_kernel, reading_of
 from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
 from gpu.support import device as support_device
@@ -16,6 +17,8 @@ from gpu.support.policy import rows_argument
 from gpu.support.whole import whole_argument
 from gpu.verification import Verdict
 from gpu.verification import device as verification
+
+FUSED = False  # rows are filtered in the kernel that reads them, where none is weighed whole
 
 
 def run(
@@ -43,15 +46,21 @@ def run(
         rows, logits, support, *request, *thresholds, verdict
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
-    support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next
     of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
+    captures = capture.captures_argument(wanted, max_support, masks)
+    verdicts = verification.verdicts_argument(verdict)
+    if FUSED and not whole_rows:
+        kernel = fused_kernel(rows.form.name, proposal_name)
+        grid, spans = reading_of(batch * width, marks.chunks, BLOCKS * multiprocessors())
+        kernel.launch(grid, rows.argument, marks, of_filter, of_rows, spans, batch, requests, verdicts, captures)
+        return support, verdict, masks
+    support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next
     if whole_rows:
         support_device.weigh(rows, marks, of_filter, of_rows, whole)
-    captures = capture.captures_argument(wanted, max_support, masks)
     round_kernel(rows.form.name, proposal_name, whole_rows).launch(
         (batch * width,),
         rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), batch, requests,
-        verification.verdicts_argument(verdict), captures,
+        verdicts, captures,
     )  # fmt: skip
     if whole_rows and masks.token_ids.size > support.capacity:  # else no row without entries has room
         spread_kernel(rows.form.name).launch(

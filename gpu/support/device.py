@@ -54,6 +54,7 @@ def _allocate(
             chunk_largest=empty((num_rows, chunks), np.uint32),
             counts=zeros((num_rows, BINS), np.int32),
             answered=zeros((num_rows,), np.int64),
+            tickets=zeros((num_rows + 1,), np.int64),
             no_min_p=zeros((num_rows,), np.float32),
             parts=empty((num_rows, chunks, PARTS), np.int64),
             sums=zeros((num_rows, SUMS), np.int64),

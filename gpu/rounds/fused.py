@@ -1,0 +1,141 @@
+"""A round in one kernel: a row is filtered as soon as its last chunk has been read, while other blocks go on reading.
+
+A block takes the next `span` chunks of a row, reads them (each while it counts the one before), adds what it found to
+the row's marks and takes a ticket of the row. With the last one it filters the row, and with the last of a request's
+rows it verifies and captures that request: gpu/rounds/kernel.py. Then it takes the next chunks, until none are left.
+
+Bytes under way: 4.24 TB/s times 0.8 us are 26 KB a multiprocessor. A block has 32 KB (512 threads times four vectors)
+under way while it reads, so that of two blocks one may filter.
+
+**What this kernel writes and reads again.** A block's marks (maxima, counts, largest keys) are written before a barrier,
+behind which its first thread takes a ticket that releases and acquires on the whole device. Whoever takes the last
+ticket of a row has therefore, behind its next barrier, every mark of the row before it, also past its own L1, for any
+coherent load: `load_kept`, `stored_maximum`, `top_of` and the counts in `bound` are such. A load by `ld.global.nc` would
+not be, and there is none (tests/test_ptx_kernels.py); the same holds for what a row's filter leaves to a request's last.
+
+**Waiting.** A deciding block waits for what earlier requests pack. Chunks are handed out by a counter, in the order of
+the rows, so those of earlier requests have all been handed out to blocks that run, and a block that filters, decides or
+waits holds no chunk that it hasn't handed in, `ahead` or not but of later requests. So the earliest request that isn't
+known waits for nothing, and by induction none waits for ever, however few blocks the device runs at a time.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int32, int64, void
+
+from gpu.capture.pack import CAPTURES
+from gpu.device.instructions import add_at, take_ticket, warp_max_u32
+from gpu.device.launch import Kernel, record_of
+from gpu.device.rows import LOGITS
+from gpu.rounds.kernel import steps_of
+from gpu.support.gather import SCRATCHES, SHARED, WORK
+from gpu.support.limits import FILTER
+from gpu.support.marks import MARKS
+from gpu.support.pick import SCRATCH64, pick_of
+from gpu.support.policy import ROWS
+from gpu.support.scan import scan_of
+from gpu.verification.chain import REQUESTS, VERDICTS
+
+THREADS = 512
+BLOCKS = 2  # a multiprocessor
+SPAN = 4  # chunks
+_REGISTERS = 65536  # of a multiprocessor
+_NEXT, _LAST = 0, 1  # words that one thread leaves for all
+
+
+class Spans(NamedTuple):
+    """What a block takes at a time: a span of chunks in early rows; in later ones a chunk, so that all end together."""
+
+    size: Any  # of a span, in chunks: at most WARP
+    a_row: Any  # spans of an early row
+    early_rows: Any
+    early: Any  # spans of all early rows
+    total: Any  # of spans and single chunks
+    asked: Any  # how often a block will have asked for one, when all are done
+
+
+SPANS = record_of(Spans, *[int32] * len(Spans._fields))
+
+
+def reading_of(num_rows: int, chunks: int, readers: int, size: int = SPAN) -> tuple[tuple[int], Spans]:
+    """The grid, so that `readers` blocks can read at a time, and the spans that they take.
+
+    A block ends with the row that it filters, and the next one of the grid reads in its place. So all but num_rows
+    blocks end by asking in vain.
+    """
+    early_rows, a_row = max(num_rows - -(-readers // chunks), 0), -(-chunks // size)
+    early = early_rows * a_row
+    total = early + (num_rows - early_rows) * chunks
+    in_vain = min(readers, total)
+    return (num_rows + in_vain,), Spans(size, a_row, early_rows, early, total, total + in_vain)
+
+
+@lru_cache
+def fused_kernel(name: str, proposal_name: str | None, threads: int = THREADS, blocks: int = BLOCKS) -> Kernel:
+    """The kernel for logits and draft probabilities of these dtypes; its grid is (rows + blocks that read,)."""
+    clear, open_reading, fetch, keys_of, record, leave, add_up = scan_of(name, threads, WORK, SCRATCHES)
+    pick = pick_of(name, threads)
+    prepare, settle = steps_of(name, proposal_name, threads, True)
+
+    @cuda.jit(device=True)
+    def hand_out(marks, num_rows):
+        return np.int32(add_at(marks.tickets, np.int64(num_rows), np.int64(1)))
+
+    def fused(logits, marks, bounds, rows, spans, num_requests, requests, verdicts, captures):
+        shared = cuda.shared.array(SHARED, int32)
+        scratch64 = cuda.shared.array(SCRATCH64, int64)
+        box = cuda.shared.array(2, int32)
+        first_thread, chunks = cuda.threadIdx.x == 0, np.int32(marks.chunks)
+        num_rows = np.int32(num_requests * logits.width)
+        row, finished = np.int32(0), False
+        clear(shared)
+        if first_thread:
+            box[_NEXT] = hand_out(marks, num_rows)
+        cuda.syncthreads()
+        number = np.int32(box[_NEXT])
+        while number < spans.total and not finished:
+            of_row, size, before = np.int32(spans.a_row), np.int32(spans.size), np.int32(0)
+            if number >= spans.early:
+                number, of_row, size, before = np.int32(number - spans.early), chunks, np.int32(1), spans.early_rows
+            whole_rows = np.int32(np.uint32(number) // np.uint32(of_row))
+            row = np.int32(before + whole_rows)
+            first = np.int32((number - whole_rows * of_row) * size)
+            chunk, end = first, min(np.int32(first + size), chunks)
+            reading = open_reading(logits, row)
+            largest, none = np.uint32(0), chunks  # behind the row: nothing is read
+            even, odd = fetch(logits, reading, first), fetch(logits, reading, first + 1 if first + 1 < end else none)
+            while chunk < end:
+                keys = keys_of(even, logits.vocabulary, reading, chunk)
+                even = fetch(logits, reading, chunk + 2 if chunk + 2 < end else none)
+                largest = max(largest, record(keys, reading, chunk, marks, shared))
+                if chunk + 1 < end:
+                    keys = keys_of(odd, logits.vocabulary, reading, chunk + 1)
+                    odd = fetch(logits, reading, chunk + 3 if chunk + 3 < end else none)
+                    largest = max(largest, record(keys, reading, chunk + 1, marks, shared))
+                chunk = np.int32(chunk + 2)
+            leave(largest, shared)
+            cuda.syncthreads()
+            add_up(row, first, end, marks, shared)
+            cuda.syncthreads()
+            if first_thread:
+                last = take_ticket(marks.tickets, np.int64(row)) == of_row - 1
+                box[_LAST] = np.int32(1 if last else 0)
+                if last:
+                    marks.tickets[row] = np.int64(0)
+                else:
+                    box[_NEXT] = hand_out(marks, num_rows)
+            cuda.syncthreads()
+            number, finished = np.int32(box[_NEXT]), box[_LAST] != 0
+        if finished:
+            row = np.int32(warp_max_u32(np.uint32(row)))
+            prepare(row, logits, requests, captures)
+            base, cutoff = np.uint32(0), np.float32(0.0)
+            policy = pick(row, np.int64(0), base, cutoff, logits, marks, bounds, rows, shared, scratch64)
+            settle(row, policy, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
+        elif first_thread and number == spans.asked - 1:  # nobody asks any more
+            marks.tickets[num_rows] = np.int64(0)
+
+    signature = void(LOGITS, MARKS, FILTER, ROWS, SPANS, int32, REQUESTS, VERDICTS, CAPTURES)
+    return Kernel(fused, signature, threads, _REGISTERS // (threads * blocks) // 8 * 8)
