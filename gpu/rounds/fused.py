@@ -1,22 +1,23 @@
 """A round in one kernel: a row is filtered as soon as its last chunk has been read, while other blocks go on reading.
 
-A block takes the next `span` chunks of a row, reads them (each while it counts the one before), adds what it found to
-the row's marks and takes a ticket of the row. With the last one it filters the row, and with the last of a request's
-rows it verifies and captures that request: gpu/rounds/kernel.py. Then it takes the next chunks, until none are left.
+A block takes a span, the next chunks of a row, reads it and adds what it found to the row's marks; then it takes a
+ticket of the row. Who takes the last one filters the row, and with the last of a request's rows verifies and captures
+the request (gpu/rounds/kernel.py). Then it ends, and the next block of the grid reads in its place: so no code leads
+from the filter back to the reading, whose registers it would take (tried: each load was stored to local memory first).
 
-Bytes under way: 4.24 TB/s times 0.8 us are 26 KB a multiprocessor. A block has 32 KB (512 threads times four vectors)
-under way while it reads, so that of two blocks one may filter.
+Bytes under way: at 4.24 TB/s and 0.8 us of latency 26 KB a multiprocessor. A block of 512 threads has two chunks,
+64 KB, under way as it reads and none as it takes its ticket; one of two blocks can read while the other filters.
 
-**What this kernel writes and reads again.** A block's marks (maxima, counts, largest keys) are written before a barrier,
-behind which its first thread takes a ticket that releases and acquires on the whole device. Whoever takes the last
-ticket of a row has therefore, behind its next barrier, every mark of the row before it, also past its own L1, for any
-coherent load: `load_kept`, `stored_maximum`, `top_of` and the counts in `bound` are such. A load by `ld.global.nc` would
-not be, and there is none (tests/test_ptx_kernels.py); the same holds for what a row's filter leaves to a request's last.
+**What is written and read again here.** Marks (maxima, counts, largest keys) are written before a barrier, behind
+which the first thread takes a ticket that releases and acquires on the whole device; so who has the last ticket of a
+row finds all its marks behind the next barrier, in spite of what an L1 held before, by any load that is coherent.
+`load_kept`, `stored_maximum`, `top_of` and the counts in `bound` are, and so are the reads of what a filter leaves for
+its request. Loads by `ld.global.nc` wouldn't be: tests/test_ptx_kernels.py finds none.
 
-**Waiting.** A deciding block waits for what earlier requests pack. Chunks are handed out by a counter, in the order of
-the rows, so those of earlier requests have all been handed out to blocks that run, and a block that filters, decides or
-waits holds no chunk that it hasn't handed in, `ahead` or not but of later requests. So the earliest request that isn't
-known waits for nothing, and by induction none waits for ever, however few blocks the device runs at a time.
+**Waiting.** A deciding block waits for what earlier requests pack. A counter hands spans out in the order of the rows,
+so each of those requests' has gone to a block that runs or has run; and a block that filters, decides or waits holds no
+span that it hasn't handed in. Hence what the earliest request that isn't known yet still lacks is being worked on by
+blocks that wait for nobody, and by induction none waits for ever, however few blocks a device runs at a time.
 """
 
 from functools import lru_cache
@@ -40,7 +41,7 @@ from gpu.verification.chain import REQUESTS, VERDICTS
 
 THREADS = 512
 BLOCKS = 2  # a multiprocessor
-SPAN = 4  # chunks
+SPAN = 4  # chunks: a ticket, a number and the first load of a span take about 3 us, a chunk behind them a third of one
 _REGISTERS = 65536  # of a multiprocessor
 _NEXT, _LAST = 0, 1  # words that one thread leaves for all
 

@@ -4,7 +4,7 @@ A block takes a chunk of a row, LOADS * THREADS vectors. It stores the key of ea
 16 bits, and counts those in BINS bins a row; the k-th largest of them bounds the k-th largest logit from below, so the
 pick reads again only granules that reach it. NaN and +inf surface as the row's largest key.
 
-The steps are here for gpu/rounds/fused.py too, which reads several chunks before it adds its counts to the row's.
+gpu/rounds/fused.py takes the same steps, over several chunks before it adds their counts to the row's.
 """
 
 from functools import lru_cache
@@ -40,16 +40,16 @@ class Scan(NamedTuple):
 
     clear: Any  # (shared): no count yet
     open: Any  # (logits, row) -> its Reading
-    fetch: Any  # (logits, reading, chunk) -> this thread's sixteen words of a chunk; none behind the row's last are read
+    fetch: Any  # (logits, reading, chunk) -> this thread's sixteen words of a chunk; none behind the row
     keys_of: Any  # (words, vocabulary, reading, chunk) -> the largest keys of this thread's two granules
     record: Any  # (keys, reading, chunk, marks, shared): store and count -> the larger one
     leave: Any  # (largest, shared), and a barrier behind it, before add_up
-    add_up: Any  # (row, first, end, marks, shared): counts, cleared, and largest key of at most WARP chunks to the row's
+    add_up: Any  # (row, first, end, marks, shared): at most WARP chunks' counts, then zero, and largest key
 
 
 @lru_cache
 def scan_of(name: str, threads: int, bins_at: int, scratch_at: int) -> Scan:
-    """The steps for logits of this dtype; bins_at, scratch_at: where the counts and the warps' words are in `shared`."""
+    """The steps for logits of this dtype; bins_at, scratch_at: of the counts and the warps' words."""
     form = format_of(name)
     lanes, key_of, minus_inf = form.lanes, form.key, form.minus_inf
     larger, key_of_word, load = form.larger, form.key_of_word, load_four(threads)
@@ -161,7 +161,8 @@ def scan_of(name: str, threads: int, bins_at: int, scratch_at: int) -> Scan:
     def leave(largest, shared):
         largest = warp_max_u32(largest)
         if cuda.laneid == 0:
-            shared[np.uint32(np.uint32(scratch_at) + np.uint32(cuda.threadIdx.x) // np.uint32(WARP))] = np.int32(largest)
+            warp = np.uint32(np.uint32(cuda.threadIdx.x) // np.uint32(WARP))
+            shared[np.uint32(np.uint32(scratch_at) + warp)] = np.int32(largest)
 
     @cuda.jit(device=True)
     def add_up(row, first, end, marks, shared):

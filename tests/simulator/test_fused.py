@@ -2,10 +2,11 @@
 
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from gpu.rounds import device as rounds_device
+from gpu.rounds.fused import reading_of
+from gpu.support import device as support_device
 from tests.backends import HOST, assert_same
 from tests.rounds import make_proposal, make_round
 from tests.simulator.backend import Simulated
@@ -14,28 +15,41 @@ pytestmark = pytest.mark.filterwarnings("ignore:divide by zero")  # silent where
 
 
 @pytest.mark.parametrize(
-    ("batch", "width", "size", "dtype", "threads", "readers", "span", "of_proposal", "skew"),
+    ("batch", "width", "size", "dtype", "readers", "of_proposal", "skew"),
     [
-        (2, 3, 2500, "float32", 32, 2, 2, None, 3),  # early rows of three spans, the last of one chunk
-        (3, 2, 2000, "bfloat16", 32, 2, 4, "float16", 9),  # a span is a row
-        (1, 3, 1100, "float16", 64, 40, 4, None, 0),  # no early row
-        (4, 1, 300, "bfloat16", 64, 1, 1, "float32", 0),  # a chunk is a row, and a row a request
+        (2, 2, 1100, "float32", 2, None, 3),  # three chunks a row: early rows in two spans, the last in chunks
+        (2, 1, 1100, "bfloat16", 9, "float16", 0),  # no early row
     ],
 )
-def test_fused_rounds_are_the_host_twins(batch, width, size, dtype, threads, readers, span, of_proposal, skew):
-    backend = Simulated(threads, skew, fused=True)
-    round_ = make_round(size + skew, batch, width, size, dtype)
-    exact = HOST.select_support(round_.rows, *round_.parameters, capacity=size)
-    proposal = None if of_proposal is None else make_proposal(7, round_, exact, of_proposal)
+def test_fused_rounds_are_the_host_twins(batch, width, size, dtype, readers, of_proposal, skew):
+    backend = Simulated(32, skew, fused=True)
+    round_ = make_round(size, batch, width, size, dtype)
+    proposal = None
+    if of_proposal is not None:
+        exact = HOST.select_support(round_.rows, *round_.parameters, capacity=size)
+        proposal = make_proposal(7, round_, exact, of_proposal)
     arguments = (
         round_.logits, *round_.parameters, round_.drafts, round_.num_drafts, *round_.coins, round_.wanted, size // 2,
         proposal,
     )  # fmt: skip
-    options = {"filter_order": ("joint", "top_k_first")[batch % 2], "capacity": size if skew else 50}
+    options = {"filter_order": ("top_k_first", "joint")[width % 2], "capacity": (50, size)[width % 2]}
     want, reading_of = HOST.run_round(*arguments, **options), rounds_device.reading_of
-    with mock.patch.object(
-        rounds_device, "reading_of", lambda rows, chunks, _: reading_of(rows, chunks, readers, span)
+    with (
+        mock.patch.object(rounds_device, "reading_of", lambda rows, chunks, _: reading_of(rows, chunks, readers, 2)),
+        mock.patch.object(support_device, "scan", None),  # the other way isn't gone
     ):
-        results = backend.run_round(*arguments, **options)
+        results = backend.run_round(*arguments, **options)  # again and again into the same memory
     for got, expected in zip(results, want, strict=True):
         assert_same(got, expected)
+
+
+def test_every_chunk_is_handed_out_once():
+    for num_rows, chunks, readers, size in ((256, 16, 264, 4), (8, 16, 264, 4), (40, 5, 9, 2), (1, 1, 1, 8)):
+        (grid,), spans = reading_of(num_rows, chunks, readers, size)
+        early = spans.early_rows
+        assert 0 <= early <= num_rows
+        assert spans.early == early * spans.a_row
+        assert spans.a_row * size >= chunks > (spans.a_row - 1) * size
+        assert spans.total == spans.early + (num_rows - early) * chunks
+        assert 1 <= grid - num_rows <= min(readers, spans.total)
+        assert spans.asked == spans.total + grid - num_rows
