@@ -7,18 +7,17 @@ from gpu.capture import Capture
 from gpu.capture import device as capture
 from gpu.capture.request import MAX_WIDTH
 from gpu.capture.spread import spread_kernel
-from gpu.device.launch import multiprocessors, pointer
+from gpu.device.launch import pointer
 from gpu.device.memory import check_device, device_logits
-from gpu.rounds.fused import BLOCKS, fused_kernel, reading_of
+from gpu.rounds.fused import fused_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
 from gpu.support import device as support_device
 from gpu.support.policy import rows_argument
+from gpu.support.reading import readers_at_once, spans_of
 from gpu.support.whole import whole_argument
 from gpu.verification import Verdict
 from gpu.verification import device as verification
-
-FUSED = False  # rows are filtered in the kernel that reads them, where none is weighed whole
 
 
 def run(
@@ -49,9 +48,9 @@ def run(
     of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
     captures = capture.captures_argument(wanted, max_support, masks)
     verdicts = verification.verdicts_argument(verdict)
-    if FUSED and not whole_rows:
+    if support_device.FUSED and not whole_rows:
+        grid, spans = spans_of(batch * width, marks.chunks, readers_at_once())
         kernel = fused_kernel(rows.form.name, proposal_name)
-        grid, spans = reading_of(batch * width, marks.chunks, BLOCKS * multiprocessors())
         kernel.launch(grid, rows.argument, marks, of_filter, of_rows, spans, batch, requests, verdicts, captures)
         return support, verdict, masks
     support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next

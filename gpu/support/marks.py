@@ -16,7 +16,7 @@ class Marks(NamedTuple):
     halves: Any  # the same memory, one by one
     chunk_largest: Any  # [R, chunks]: the largest key of each chunk of a row
     counts: Any  # [R, BINS]: of the maxima; zero between launches
-    tickets: Any  # int64 [R + 1], of gpu/rounds/fused.py; zero between launches
+    tickets: Any  # int64 [R + 1], of gpu/support/reading.py; zero between launches
     chunks: Any
     stride: Any
 

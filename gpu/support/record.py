@@ -34,7 +34,7 @@ class Walk:
     chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk, or of chunks that are read in one go
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
     answered: Array  # int64 [R]: of gpu/verification/chain.py; zero between calls
-    tickets: Array  # int64 [R + 1]: of gpu/rounds/fused.py; zero between calls
+    tickets: Array  # int64 [R + 1]: of gpu/support/reading.py; zero between calls
     no_min_p: Array  # float32 [R]: zeros, for a call without min_p
     # Of rows that are weighed whole: see gpu/support/whole.py.
     parts: Array  # int64 [R, chunks, 4]

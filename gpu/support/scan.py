@@ -4,7 +4,7 @@ A block takes a chunk of a row, LOADS * THREADS vectors. It stores the key of ea
 16 bits, and counts those in BINS bins a row; the k-th largest of them bounds the k-th largest logit from below, so the
 pick reads again only granules that reach it. NaN and +inf surface as the row's largest key.
 
-gpu/rounds/fused.py takes the same steps, over several chunks before it adds their counts to the row's.
+gpu/support/reading.py takes the same steps, over several chunks before it adds their counts to the row's.
 """
 
 from functools import lru_cache

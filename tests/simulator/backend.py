@@ -29,6 +29,7 @@ FACTORIES = (
     (support_device, "narrow_kernel"),
     (support_device, "pick_kernel"),
     (support_device, "pick_whole_kernel"),
+    (support_device, "read_and_pick_kernel"),
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
     (rounds_device, "round_kernel"),
@@ -42,7 +43,7 @@ READERS = (support_device, verification_device, capture_device, rounds_device, p
 class Simulated(Device):
     """Kernels of blocks of `threads`; the first logit lies `skew` elements behind a granule's boundary.
 
-    fused: whether rounds are one kernel.
+    fused: whether a filter is one kernel, and a round.
     """
 
     name = "simulated"
@@ -77,7 +78,7 @@ class Simulated(Device):
                 stack.enter_context(mock.patch.object(module, name, factory))
             for module in READERS:
                 stack.enter_context(mock.patch.object(module, "device_logits", self._skewed))
-            stack.enter_context(mock.patch.object(rounds_device, "FUSED", self.fused))
+            stack.enter_context(mock.patch.object(support_device, "FUSED", self.fused))
             yield
 
     def _skewed(self, *arguments):
