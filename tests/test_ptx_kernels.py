@@ -16,7 +16,6 @@ from gpu.capture.spread import spread_kernel
 from gpu.layers.gate import swiglu_kernel
 from gpu.layers.turn import turn_kernel
 from gpu.proposal.kernel import draw_kernel
-from gpu.rounds.fused import fused_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support.narrow import narrow_kernel
 from gpu.support.pick import pick_kernel
@@ -48,7 +47,6 @@ KERNELS = {
     **{f"turn {name}": (turn_kernel, name) for name in DTYPES},
     "round bfloat16": (round_kernel, "bfloat16", None),
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
-    "fused bfloat16": (fused_kernel, "bfloat16", None),
     **{f"weigh {name}": (weigh_kernel, name) for name in DTYPES[::2]},
     **{f"narrow {name}": (narrow_kernel, name) for name in DTYPES[::2]},
     "pick_whole bfloat16": (pick_whole_kernel, "bfloat16"),
@@ -63,7 +61,6 @@ KERNELS = {
 SPILLED = {
     "pick": 400,
     "round": 400,
-    "fused": 400,
     "verify": 96,
     "weigh": 440,
     "narrow": 192,
@@ -89,7 +86,7 @@ def cases(*kinds):
 
 
 LATER = (
-    "pick", "verify", "capture", "round", "fused", "weigh", "narrow", "pick_whole", "round_whole", "spread",
+    "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole", "spread",
     "verify_by_logits", "round_by_logits", "draw", "draw_whole",
 )  # fmt: skip
 LAYERS = "gate", "turn"
@@ -127,19 +124,9 @@ def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
     assert "redux.sync.max.u32" in ptx
 
 
-@cases("fused")
-def test_what_is_read_again_in_one_kernel_is_read_coherently(case):
-    """It writes marks and rows that other blocks read: behind a ticket any load sees them, but for a read-only one."""
-    _, ptx, facts = compiled(case)
-    assert not re.search(r"\bld\.global\S*\.nc\b|\bldu\.", ptx)
-    assert facts.atomics["atom.acq_rel.gpu.global.add.u64"] == 2  # of a row, of a request
-    # Two chunks are under way: each of a span's is fetched at one of four places, four vectors at a time.
-    assert len(re.findall(r"\bld\.global\.L1::no_allocate\.v4", ptx)) == 16
-
-
 @cases(*LATER)
 def test_rows_are_read_again_wide(case):
-    wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24, "fused": 40, "weigh": 4, "narrow": 4}
+    wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24, "weigh": 4, "narrow": 4}
     wide |= {"pick_whole": 9, "round_whole": 24, "spread": 4, "verify_by_logits": 4, "round_by_logits": 24}
     wide |= {"draw": 24, "draw_whole": 24}
     assert compiled(case)[2].num_16_byte_loads >= wide[case.split()[0]]
@@ -149,7 +136,7 @@ def test_rows_are_read_again_wide(case):
 def test_float64_is_rare(case):
     """It is for scales, thresholds and logarithms: a row each, not an element."""
     _, ptx, facts = compiled(case)
-    limits = {"pick": 60, "verify": 240, "capture": 80, "round": 290, "fused": 290, "weigh": 60, "narrow": 10}
+    limits = {"pick": 60, "verify": 240, "capture": 80, "round": 290, "weigh": 60, "narrow": 10}
     limits |= {"pick_whole": 80, "round_whole": 310, "spread": 70, "verify_by_logits": 190, "round_by_logits": 290}
     limits |= {"draw": 210, "draw_whole": 230}
     assert facts.num_f64 <= limits[case.split()[0]]

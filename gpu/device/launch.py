@@ -57,22 +57,6 @@ class Kernel:
         self._configured(grid, _current_stream())(*arguments)
 
 
-def multiprocessors() -> int:
-    """How many the current device has."""
-    if SIMULATED:
-        return 1
-    import cupy
-
-    return _multiprocessors_of(cupy.cuda.runtime.getDevice())
-
-
-@lru_cache
-def _multiprocessors_of(device: int) -> int:
-    import cupy
-
-    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-
-
 @lru_cache(64)
 def _wrapped(stream: int) -> Any:
     return cuda.external_stream(stream)

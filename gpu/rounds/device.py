@@ -9,12 +9,10 @@ from gpu.capture.request import MAX_WIDTH
 from gpu.capture.spread import spread_kernel
 from gpu.device.launch import pointer
 from gpu.device.memory import check_device, device_logits
-from gpu.rounds.fused import fused_kernel
 from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
 from gpu.support import device as support_device
 from gpu.support.policy import rows_argument
-from gpu.support.reading import readers_at_once, spans_of
 from gpu.support.whole import whole_argument
 from gpu.verification import Verdict
 from gpu.verification import device as verification
@@ -45,21 +43,15 @@ def run(
         rows, logits, support, *request, *thresholds, verdict
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
-    of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
-    captures = capture.captures_argument(wanted, max_support, masks)
-    verdicts = verification.verdicts_argument(verdict)
-    if support_device.FUSED and not whole_rows:
-        grid, spans = spans_of(batch * width, marks.chunks, readers_at_once())
-        kernel = fused_kernel(rows.form.name, proposal_name)
-        kernel.launch(grid, rows.argument, marks, of_filter, of_rows, spans, batch, requests, verdicts, captures)
-        return support, verdict, masks
     support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next
+    of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
     if whole_rows:
         support_device.weigh(rows, marks, of_filter, of_rows, whole)
+    captures = capture.captures_argument(wanted, max_support, masks)
     round_kernel(rows.form.name, proposal_name, whole_rows).launch(
         (batch * width,),
         rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), batch, requests,
-        verdicts, captures,
+        verification.verdicts_argument(verdict), captures,
     )  # fmt: skip
     if whole_rows and masks.token_ids.size > support.capacity:  # else no row without entries has room
         spread_kernel(rows.form.name).launch(

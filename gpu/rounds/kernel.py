@@ -8,7 +8,6 @@ blocks in the order of their numbers, on which the scans of CUB rely as well.
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, int32, int64, void
@@ -30,34 +29,6 @@ from gpu.verification.chain import REQUESTS, VERDICTS
 from gpu.verification.row import answer_of, fetch_request
 
 
-class Steps(NamedTuple):
-    """What surrounds a row's filter in a round, for logits and draft probabilities of some dtypes."""
-
-    prepare: Any  # (row, logits, requests, captures): before it
-    settle: Any  # (row, policy, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64): behind it
-
-
-@lru_cache
-def steps_of(name: str, proposal_name: str | None, threads: int, walks: bool) -> Steps:
-    """The steps; walks: as `request_of`."""
-    answer, decide = answer_of(name, proposal_name, threads), request_of(name, proposal_name, threads, walks)
-
-    @cuda.jit(device=True)
-    def prepare(row, logits, requests, captures):
-        if cuda.threadIdx.x == 0:
-            fetch_request(row, logits.width, requests)
-            fetch_early(captures.wanted, np.int64(np.uint32(row) // np.uint32(logits.width)))
-
-    @cuda.jit(device=True)
-    def settle(row, policy, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):
-        answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)
-        request = np.int32(np.uint32(row) // np.uint32(logits.width))
-        if last_to_come(logits.width, captures.progress, np.int64(num_requests + 1 + request), shared, BOX):
-            decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
-
-    return Steps(prepare, settle)
-
-
 @lru_cache
 def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False, threads: int = THREADS) -> Kernel:
     """The kernel for logits and draft probabilities of these dtypes; its grid is (rows,).
@@ -65,23 +36,38 @@ def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False,
     whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
     """
     pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
-    prepare, settle = steps_of(name, proposal_name, threads, not whole_rows)
+    answer = answer_of(name, proposal_name, threads)
+    decide = request_of(name, proposal_name, threads, not whole_rows)
+
+    @cuda.jit(device=True)
+    def fetch_inputs(row, logits, requests, captures):
+        if cuda.threadIdx.x == 0:
+            fetch_request(row, logits.width, requests)
+            fetch_early(captures.wanted, np.int64(np.uint32(row) // np.uint32(logits.width)))
+
+    @cuda.jit(device=True)
+    def decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):
+        request = np.int32(np.uint32(row) // np.uint32(logits.width))
+        if last_to_come(logits.width, captures.progress, np.int64(num_requests + 1 + request), shared, BOX):
+            decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
     def finish(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
         row = np.int32(cuda.blockIdx.x)
-        prepare(row, logits, requests, captures)
+        fetch_inputs(row, logits, requests, captures)
         policy = pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
-        settle(row, policy, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
+        answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)
+        decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
     def finish_whole(logits, marks, bounds, rows, whole, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
         row = np.int32(cuda.blockIdx.x)
-        prepare(row, logits, requests, captures)
+        fetch_inputs(row, logits, requests, captures)
         policy = pick_whole(row, logits, marks, bounds, rows, whole, shared, scratch64)
-        settle(row, policy, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
+        answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)
+        decide_if_last(row, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64)
 
     behind = int32, REQUESTS, VERDICTS, CAPTURES
     if whole_rows:

@@ -15,13 +15,10 @@ from gpu.support.narrow import narrow_kernel
 from gpu.support.pick import pick_kernel
 from gpu.support.pick_whole import pick_whole_kernel
 from gpu.support.policy import Rows, rows_argument
-from gpu.support.reading import read_and_pick_kernel, readers_at_once, spans_of
 from gpu.support.record import Support, Walk
 from gpu.support.scan import LOADS, scan_kernel
 from gpu.support.weigh import weigh_kernel
 from gpu.support.whole import PARTS, SUMS, Whole, room_for, whole_argument
-
-FUSED = False  # rows are filtered in the kernel that reads them, where none is weighed whole
 
 
 def _fits(out: Support, num_rows: int, capacity: int, chunks: int, stride: int, segments: int) -> bool:
@@ -57,7 +54,6 @@ def _allocate(
             chunk_largest=empty((num_rows, chunks), np.uint32),
             counts=zeros((num_rows, BINS), np.int32),
             answered=zeros((num_rows,), np.int64),
-            tickets=zeros((num_rows + 1,), np.int64),
             no_min_p=zeros((num_rows,), np.float32),
             parts=empty((num_rows, chunks, PARTS), np.int64),
             sums=zeros((num_rows, SUMS), np.int64),
@@ -136,12 +132,6 @@ def select(
     out, marks, bounds = filter_arguments(rows, temperature, top_k, top_p, min_p, joint, capacity, out)
     if rows.num_rows:
         of_rows = rows_argument(out)
-        if FUSED and not whole_rows:
-            grid, spans = spans_of(rows.num_rows, marks.chunks, readers_at_once())
-            read_and_pick_kernel(rows.form.name).launch(
-                grid, rows.argument, marks, bounds, of_rows, spans, rows.num_rows
-            )  # fmt: skip
-            return out
         scan(rows, marks)
         if whole_rows:
             whole = whole_argument(walk_of(out))

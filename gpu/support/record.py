@@ -31,10 +31,9 @@ class Walk:
     segments: Array  # int64 [R, S]: kept weight of each 32 granules, of a row that carries no entries
     entry_logits: Array  # float32 [R, capacity]: of the support's token_ids, where those are defined
     log_scales: Array  # float64 [R, 2]: 1 / temperature and log of the total, of rows that verification has seen
-    chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk, or of chunks that are read in one go
+    chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
     answered: Array  # int64 [R]: of gpu/verification/chain.py; zero between calls
-    tickets: Array  # int64 [R + 1]: of gpu/support/reading.py; zero between calls
     no_min_p: Array  # float32 [R]: zeros, for a call without min_p
     # Of rows that are weighed whole: see gpu/support/whole.py.
     parts: Array  # int64 [R, chunks, 4]

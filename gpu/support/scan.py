@@ -2,16 +2,13 @@
 
 A block takes a chunk of a row, LOADS * THREADS vectors. It stores the key of each granule's largest element, cut to
 16 bits, and counts those in BINS bins a row; the k-th largest of them bounds the k-th largest logit from below, so the
-pick reads again only granules that reach it. NaN and +inf surface as the row's largest key.
-
-gpu/support/reading.py takes the same steps, over several chunks before it adds their counts to the row's.
+second kernel reads again only granules that reach it. NaN and +inf surface as the row's largest key.
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, int32, void
+from numba import cuda, int32, types, void
 
 from gpu.device.block import FULL, WARP
 from gpu.device.instructions import add_at, load_four, warp_max_u32
@@ -23,40 +20,17 @@ from gpu.support.marks import MARKS
 THREADS = 512
 LOADS = 4
 MAX_REGISTERS = 32  # four blocks a multiprocessor
-_SHARED = BINS + WARP
-
-
-class Reading(NamedTuple):
-    """A row as a block reads it."""
-
-    row: Any  # int32
-    first_vector: Any  # int64: of the row, from the words
-    head: Any  # int32: elements of the neighbour in front, in the first granule
-    num_granules: Any  # int32
-
-
-class Scan(NamedTuple):
-    """The steps, for one dtype and block size. `shared`: int32, with the counts and a word a warp in it."""
-
-    clear: Any  # (shared): no count yet
-    open: Any  # (logits, row) -> its Reading
-    fetch: Any  # (logits, reading, chunk) -> this thread's sixteen words of a chunk; none behind the row
-    keys_of: Any  # (words, vocabulary, reading, chunk) -> the largest keys of this thread's two granules
-    record: Any  # (keys, reading, chunk, marks, shared): store and count -> the larger one
-    leave: Any  # (largest, shared), and a barrier behind it, before add_up
-    add_up: Any  # (row, first, end, marks, shared): at most WARP chunks' counts, then zero, and largest key
 
 
 @lru_cache
-def scan_of(name: str, threads: int, bins_at: int, scratch_at: int) -> Scan:
-    """The steps for logits of this dtype; bins_at, scratch_at: of the counts and the warps' words."""
+def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
+    """The kernel for logits of this dtype; its grid is (chunks * rows,): y ends at 65,535."""
     form = format_of(name)
     lanes, key_of, minus_inf = form.lanes, form.key, form.minus_inf
     larger, key_of_word, load = form.larger, form.key_of_word, load_four(threads)
     to_stored, to_bin = np.uint32(form.bits - 16), np.uint32(form.bits - 11)
     warps, per_thread, chunk_vectors = threads // WARP, BINS // threads, LOADS * threads
     chunk_size, granule, highest = chunk_vectors * lanes, 2 * lanes, np.uint32((1 << form.bits) - 1)
-    lanes_log2, granule_log2 = np.int64(lanes.bit_length() - 1), np.int32(granule.bit_length() - 1)
 
     @cuda.jit(device=True)
     def word_of(w0, w1, w2, w3):
@@ -109,97 +83,54 @@ def scan_of(name: str, threads: int, bins_at: int, scratch_at: int) -> Scan:
         return first, second
 
     @cuda.jit(device=True)
-    def bin_of(i):
-        # In `shared`, the i-th that this thread looks after.
-        return np.uint32(np.uint32(bins_at + i * threads) + np.uint32(cuda.threadIdx.x))
+    def count(key, bins):
+        cuda.atomic.add(bins, np.uint32(key >> to_bin), np.int32(1))
 
-    @cuda.jit(device=True)
-    def clear(shared):
-        for i in range(per_thread):
-            shared[bin_of(i)] = 0
-
-    @cuda.jit(device=True)
-    def count(key, shared):
-        cuda.atomic.add(shared, np.uint32(np.uint32(bins_at) + np.uint32(key >> to_bin)), np.int32(1))
-
-    @cuda.jit(device=True)
-    def open_reading(logits, row):
+    def scan(logits, marks):
+        bins = cuda.shared.array(BINS, int32)
+        warp_largest = cuda.shared.array(WARP, types.uint32)
+        thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
+        row = np.int32(np.uint32(cuda.blockIdx.x) // np.uint32(marks.chunks))
+        chunk = np.int32(cuda.blockIdx.x - row * marks.chunks)
         start = row_start(logits, row)
         head = np.int32(start & np.int64(granule - 1))
-        num_granules = np.int32(np.int32(head + logits.vocabulary + np.int32(granule - 1)) >> granule_log2)
-        return Reading(row, np.int64((start - head) >> lanes_log2), head, num_granules)
-
-    @cuda.jit(device=True)
-    def fetch(logits, reading, chunk):
-        vector = np.int32(chunk * chunk_vectors + cuda.threadIdx.x)
-        index = np.int64(reading.first_vector + vector)
-        return load(logits.words, index, np.int32(2 * reading.num_granules - 1 - vector))
-
-    @cuda.jit(device=True)
-    def keys_of(words, vocabulary, reading, chunk):
-        vector, even = np.int32(chunk * chunk_vectors + cuda.threadIdx.x), (cuda.threadIdx.x & 1) == 0
-        begin = np.int32(chunk * chunk_size - reading.head)
+        num_granules = np.int32(np.int32(head + vocabulary + granule - 1) // granule)
+        vector = np.int32(chunk * chunk_vectors + thread)
+        index = np.int64(np.int64(start - head) // np.int64(lanes) + vector)
+        words = load(logits.words, index, np.int32(2 * num_granules - 1 - vector))
+        for i in range(per_thread):
+            bins[np.uint32(i * threads + thread)] = 0
+        even = (thread & 1) == 0
+        granule0 = np.int32(np.int32(vector if even else np.int32(vector + threads)) >> 1)
+        cuda.syncthreads()
+        begin = np.int32(chunk * chunk_size - head)
         if begin >= 0 and np.int32(begin + chunk_size) <= vocabulary:
-            return inner_keys(words, even)
-        return edge_keys(words, even, vector, reading.head, vocabulary)
-
-    @cuda.jit(device=True)
-    def record(keys, reading, chunk, marks, shared):
-        first, second = keys
-        vector = np.int32(chunk * chunk_vectors + cuda.threadIdx.x)
-        granule0 = np.int32(np.int32(vector if (vector & 1) == 0 else np.int32(vector + threads)) >> 1)
-        if granule0 < reading.num_granules:
-            count(first, shared)
-        if np.int32(granule0 + threads) < reading.num_granules:
-            count(second, shared)
-        at = np.int64(np.int64(reading.row) * marks.stride + granule0)
+            first, second = inner_keys(words, even)
+            count(first, bins)
+            count(second, bins)
+        else:
+            first, second = edge_keys(words, even, vector, head, vocabulary)
+            if granule0 < num_granules:
+                count(first, bins)
+            if np.int32(granule0 + threads) < num_granules:
+                count(second, bins)
+        at = np.int64(np.int64(row) * marks.stride + granule0)
         marks.halves[at] = np.uint16(first >> to_stored)
         marks.halves[at + threads] = np.uint16(second >> to_stored)
-        return max(first, second)
-
-    @cuda.jit(device=True)
-    def leave(largest, shared):
-        largest = warp_max_u32(largest)
+        largest = warp_max_u32(max(first, second))
         if cuda.laneid == 0:
-            warp = np.uint32(np.uint32(cuda.threadIdx.x) // np.uint32(WARP))
-            shared[np.uint32(np.uint32(scratch_at) + warp)] = np.int32(largest)
-
-    @cuda.jit(device=True)
-    def add_up(row, first, end, marks, shared):
-        thread = np.int32(cuda.threadIdx.x)
+            warp_largest[np.uint32(thread // WARP)] = largest
+        cuda.syncthreads()
         for i in range(per_thread):
-            number = np.int32(shared[bin_of(i)])
+            number = bins[np.uint32(i * threads + thread)]
             if number > 0:
-                shared[bin_of(i)] = 0
                 add_at(marks.counts, np.int64(np.int64(row) * BINS + i * threads + thread), number)
         if thread < WARP:
             own = np.uint32(0)
             if thread < warps:
-                own = np.uint32(shared[np.uint32(np.uint32(scratch_at) + np.uint32(thread))])
-            own = warp_max_u32(own)
-            chunk = np.int32(first + thread)
-            if chunk < end:
-                marks.chunk_largest[np.int64(row) * marks.chunks + chunk] = own
-
-    return Scan(clear, open_reading, fetch, keys_of, record, leave, add_up)
-
-
-@lru_cache
-def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is (chunks * rows,): y ends at 65,535."""
-    clear, open_reading, fetch, keys_of, record, leave, add_up = scan_of(name, threads, 0, BINS)
-
-    def scan(logits, marks):
-        shared = cuda.shared.array(_SHARED, int32)
-        row = np.int32(np.uint32(cuda.blockIdx.x) // np.uint32(marks.chunks))
-        chunk = np.int32(cuda.blockIdx.x - row * marks.chunks)
-        reading = open_reading(logits, row)
-        words = fetch(logits, reading, chunk)
-        clear(shared)
-        cuda.syncthreads()
-        keys = keys_of(words, logits.vocabulary, reading, chunk)
-        leave(record(keys, reading, chunk, marks, shared), shared)
-        cuda.syncthreads()
-        add_up(row, chunk, np.int32(chunk + 1), marks, shared)
+                own = np.uint32(warp_largest[np.uint32(thread)])
+            largest = warp_max_u32(own)
+            if thread == 0:
+                marks.chunk_largest[np.int64(row) * marks.chunks + chunk] = largest
 
     return Kernel(scan, void(LOGITS, MARKS), threads, MAX_REGISTERS)

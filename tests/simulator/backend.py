@@ -29,11 +29,9 @@ FACTORIES = (
     (support_device, "narrow_kernel"),
     (support_device, "pick_kernel"),
     (support_device, "pick_whole_kernel"),
-    (support_device, "read_and_pick_kernel"),
     (verification_device, "verify_kernel"),
     (capture_device, "capture_kernel"),
     (rounds_device, "round_kernel"),
-    (rounds_device, "fused_kernel"),
     (rounds_device, "spread_kernel"),
     (proposal_device, "draw_kernel"),
 )
@@ -41,15 +39,12 @@ READERS = (support_device, verification_device, capture_device, rounds_device, p
 
 
 class Simulated(Device):
-    """Kernels of blocks of `threads`; the first logit lies `skew` elements behind a granule's boundary.
-
-    fused: whether a filter is one kernel, and a round.
-    """
+    """Kernels of blocks of `threads`; the first logit lies `skew` elements behind a granule's boundary."""
 
     name = "simulated"
 
-    def __init__(self, threads=64, skew=0, whole_rows=False, fused=False):
-        self.threads, self.skew, self.hints, self.fused = threads, skew, (whole_rows,), fused
+    def __init__(self, threads=64, skew=0, whole_rows=False):
+        self.threads, self.skew, self.hints = threads, skew, (whole_rows,)
 
     def up(self, array):
         return array.view(SimulatedArray)
@@ -78,7 +73,6 @@ class Simulated(Device):
                 stack.enter_context(mock.patch.object(module, name, factory))
             for module in READERS:
                 stack.enter_context(mock.patch.object(module, "device_logits", self._skewed))
-            stack.enter_context(mock.patch.object(support_device, "FUSED", self.fused))
             yield
 
     def _skewed(self, *arguments):
