@@ -22,11 +22,19 @@ class KernelOperators:
         return out
 
     def turned(
-        self, heads: Tensor, angles: tuple[Tensor, Tensor], index: Tensor, keys: Tensor, values: Tensor
+        self,
+        heads: Tensor,
+        angles: tuple[Tensor, Tensor],
+        index: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        by_rows: bool,
     ) -> Tensor:
         """One kernel instead of three."""
         batch, width, count, size = heads.shape
-        queries = heads.new_empty(batch, count - 2 * index.shape[1], width, size)
+        count -= 2 * index.shape[1]
+        queries = heads.new_empty((batch, width, count, size) if by_rows else (batch, count, width, size))
+        queries = queries.transpose(1, 2) if by_rows else queries
         cosines, sines = (values.contiguous() for values in angles)
         arrays = heads.flatten(2), cosines, sines, index, queries, keys, values
         with torchs_stream(heads.device):

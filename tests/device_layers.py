@@ -50,11 +50,12 @@ def check_turn(up, down, dtype, batch=3, width=4, heads=3, held=2, size=16):
     cosines, sines = (cast(f(angles).astype(np.float32), dtype) for f in (np.cos, np.sin))
     index = rng.permutation(num)[: batch * held * width].reshape(batch, held, width).astype(np.int64)
     outs = [np.full(shape, 9, rows.dtype) for shape in ((batch, heads, width, size), (num, size), (num, size))]
-    own = [up(out.copy()) for out in outs]
+    own, by_rows = [up(out.copy()) for out in outs], up(np.full((batch, width, heads, size), 9, rows.dtype))
     turn_heads(rows, cosines, sines, index, *outs)
-    turn_heads(*map(up, (rows, cosines, sines, index)), *own)
-    for got, want in zip(own, outs, strict=True):
-        np.testing.assert_array_equal(down(got), want)
+    for queries in (own[0], by_rows.transpose(0, 2, 1, 3)):
+        turn_heads(*map(up, (rows, cosines, sines, index)), queries, *own[1:])
+        for got, want in zip((queries, *own[1:]), outs, strict=True):
+            np.testing.assert_array_equal(down(got), want)
     queries, keys, values = outs
     parts = rows.reshape(batch, width, -1, size).transpose(0, 2, 1, 3)
     x = wide(parts)

@@ -16,6 +16,12 @@ def inputs(width, heads=6, kv_heads=2, length=64, batch=3):
     return query, key, value, (torch.arange(length) <= positions[:, :, None])[:, None]
 
 
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch):
+    """Heads are packed however few they are."""
+    monkeypatch.setattr(attention, "_FEWEST_HEADS", 0)
+
+
 @pytest.mark.parametrize("width", [1, 2, 8, 64, 65])
 @pytest.mark.parametrize("kv_heads", [2, 6])
 def test_an_attention_sees_what_the_boolean_mask_shows(width, kv_heads):
@@ -53,7 +59,7 @@ def test_a_whole_forward_as_a_gpu_runs_it(arch, width, monkeypatch):
     want = target.forward(ids, positions, cache).logits
 
     def on_a_gpu(module, query, key, value, mask, dropout=0.0, scaling=None, **others):
-        if attention._packs(query.shape[2], query.shape[1], key.shape[1]):
+        if attention.packs_heads(len(query), query.shape[2], query.shape[1], key.shape[1]):
             assert mask.shape[2] == 2 * query.shape[2]
             return packed_sdpa(query, key, value, mask, dropout, scaling), None
         return grouped_sdpa(module, query, key, value, mask, dropout, scaling, **others)

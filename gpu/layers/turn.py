@@ -26,6 +26,8 @@ class Heads(NamedTuple):
     queries: Any  # heads
     keys: Any
     width: Any  # rows of a block
+    head_step: Any  # words from a head of the queries to the next
+    row_step: Any  # and from a row
 
 
 HEADS = record_of(Heads, *[int32] * len(Heads._fields))
@@ -39,8 +41,9 @@ def turn_heads(
     rows [B, W, (H + 2 * K) * D]: H heads of queries, K of keys and K of values, D wide each; cosines, sines [B, W, D],
     of each row's position. queries [B, H, W, D] is written whole; of keys and values [N, D] the rows index[b, k, w]
     are, index int64 [B, K, W], none twice and all in 0..N-1: nobody looks, on a device. float32, float16, or uint16
-    with the bits of bfloat16, all the same; contiguous. All are NumPy's, or all CuPy's: there it is one launch, for the
-    same bits. ValueError for other arrays, and for D no multiple of 2, or of 4 where elements have 16 bits.
+    with the bits of bfloat16, all the same; contiguous, but queries may be the transpose of a contiguous [B, W, H, D].
+    All are NumPy's, or all CuPy's: there it is one launch, for the same bits. ValueError for other arrays, and for D no
+    multiple of 2, or of 4 where elements have 16 bits.
     """
     device, dtype = on_device(rows), getattr(rows, "dtype", None)
     shape: tuple[int, ...] = getattr(queries, "shape", ())
@@ -48,7 +51,9 @@ def turn_heads(
         raise ValueError(f"queries={list(shape)}, expected [B, H, W, D], and index int64 [B, K, W]")
     (batch, heads, width, size), held = shape, index.shape[1]
     check_elements("rows", rows, (batch, width, (heads + 2 * held) * size), None, device)
-    check_elements("queries", queries, shape, dtype, device)
+    by_rows = not queries.flags.c_contiguous
+    memory = queries.transpose(0, 2, 1, 3) if by_rows else queries
+    check_elements("queries", memory, (batch, width, heads, size) if by_rows else shape, dtype, device)
     check_elements("index", index, (batch, held, width), np.int64, device)
     for name, array in (("cosines", cosines), ("sines", sines)):
         check_elements(name, array, (batch, width, size), dtype, device)
@@ -64,10 +69,11 @@ def turn_heads(
     words = batch * width * (heads + 2 * held) * half
     if words:
         kernel = turn_kernel(NAMES[rows.dtype])
-        arrays = [words_pointer(array) for array in (rows, cosines, sines, queries, keys, values)]
+        arrays = [words_pointer(array) for array in (rows, cosines, sines, memory, keys, values)]
+        steps = (2 * half, heads * 2 * half) if by_rows else (width * 2 * half, 2 * half)
         kernel.launch(
             (-(-words // kernel.threads),), *arrays[:3], pointer(index), *arrays[3:],
-            Heads(words, half, heads, held, width),
+            Heads(words, half, heads, held, width, *steps),
         )  # fmt: skip
 
 
@@ -121,7 +127,8 @@ def turn_kernel(name: str, threads: int = THREADS) -> Kernel:
                 x1, y1 = _turned(a1, b1, c1, d1, s1, t1)
             first, second = np.uint32(pack(x0, x1)), np.uint32(pack(y0, y1))
         if head < heads.queries:
-            to = np.int64(np.int64(np.int64(b * heads.queries + head) * heads.width + w) * (2 * heads.half) + word)
+            of_block = np.int64(np.int64(b) * heads.width * heads.queries * (2 * heads.half))
+            to = np.int64(of_block + np.int64(head) * heads.head_step + np.int64(w) * heads.row_step + word)
             queries[to], queries[to + heads.half] = first, second
         else:
             held = np.int32(head - heads.queries)

@@ -25,6 +25,10 @@ _FEWEST_ROWS = 4
 # One query row and prompts are faster as they are.
 _MOST_PACKED = 64
 
+# But no more heads than this, of all slots together, are attended to side by side anyway, a multiprocessor each, and
+# what comes of them lies as it is needed: packed rows must be put in order, 2.4 us a layer.
+_FEWEST_HEADS = 128
+
 # In elements: the fused kernels read masks whose rows begin at multiples of it.
 _ALIGNED = 16
 
@@ -53,12 +57,13 @@ def prepared_mask(mask: torch.Tensor, heads: int, kv_heads: int, dtype: torch.dt
 
     Additive, in the queries' dtype; where a GPU packs heads into rows its rows are too: [b, 1, heads/kv_heads * w, n].
     """
-    packs = heads and heads % kv_heads == 0 and _packs(mask.shape[2], heads, kv_heads)
+    packs = heads and heads % kv_heads == 0 and packs_heads(mask.shape[0], mask.shape[2], heads, kv_heads)
     return additive_mask(mask, dtype, heads // kv_heads if packs else 1)
 
 
-def _packs(width: int, heads: int, kv_heads: int) -> bool:
-    return heads != kv_heads and 1 < width <= _MOST_PACKED
+def packs_heads(batch: int, width: int, heads: int, kv_heads: int) -> bool:
+    """Whether a GPU packs a group's heads into rows, for blocks of so many slots and rows."""
+    return heads != kv_heads and 1 < width <= _MOST_PACKED and batch * heads > _FEWEST_HEADS
 
 
 def grouped_sdpa(
@@ -103,7 +108,7 @@ def grouped_sdpa(
             attention_mask = attention_mask.to(query.dtype)
     width, heads, kv_heads = query.shape[2], query.shape[1], key.shape[1]
     masked = attention_mask is not None and attention_mask.shape[1] == 1
-    if query.device.type == "cuda" and masked and _packs(width, heads, kv_heads):
+    if query.device.type == "cuda" and masked and packs_heads(len(query), width, heads, kv_heads):
         assert attention_mask is not None
         return packed_sdpa(query, key, value, attention_mask, dropout, scaling), None
     if width < _FEWEST_ROWS and attention_mask is not None and query.device.type == "cpu":

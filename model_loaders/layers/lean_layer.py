@@ -112,7 +112,9 @@ class LeanLayer:
             heads = torch.cat((attention.q_norm(queries), attention.k_norm(keys), values), 2)
         operators = self.shared.operators
         if operators is not None and angles[0].dtype == heads.dtype and angles[0].shape[:2] == heads.shape[:2]:
-            queries = operators.turned(heads, angles, *cache.places(attention.layer_idx))
+            # Where heads aren't packed into rows, attention's output lies as its queries do, and o_proj takes rows.
+            by_rows = mask is None or mask.shape[2] == heads.shape[1]
+            queries = operators.turned(heads, angles, *cache.places(attention.layer_idx), by_rows)
             keys, values = cache.held(attention.layer_idx)
         else:
             first, second = (self.shared.turns(angles) * heads.transpose(1, 2).unflatten(-1, (1, 2, -1))).unbind(-2)

@@ -14,7 +14,13 @@ class Operators(Protocol):
         """silu(gates) * ups of rows [..., 2 * m], the gates first: [..., m]. rows are contiguous."""
 
     def turned(
-        self, heads: Tensor, angles: tuple[Tensor, Tensor], index: Tensor, keys: Tensor, values: Tensor
+        self,
+        heads: Tensor,
+        angles: tuple[Tensor, Tensor],
+        index: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        by_rows: bool,
     ) -> Tensor:
         """Rotary embedding, and what is kept of it to where it is kept.
 
@@ -23,6 +29,7 @@ class Operators(Protocol):
             angles: Cosines and sines [b, w, d], in the dtype of heads.
             index: int64 [b, k, w], rows of keys and values.
             keys, values: [n, d], contiguous.
+            by_rows: Have the queries in memory row by row, not head by head.
 
-        Returns queries [b, h, w, d], contiguous.
+        Returns queries [b, h, w, d].
         """
