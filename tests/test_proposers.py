@@ -136,7 +136,7 @@ WRONG = {
 def test_a_wrong_proposal_is_named(wrong):
     proposed, message = WRONG[wrong]
     with pytest.raises(InvalidRequest, match=message):
-        pipeline_of(Fixed(proposed)).generate([[1, 2]])
+        pipeline_of(Fixed(proposed)).generate([[1, 2]], SamplingParams(seed=0))
 
 
 def test_what_lies_behind_num_drafts_is_not_read():
