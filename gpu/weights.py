@@ -165,8 +165,8 @@ def log_share(x, maximum, inverse_temperature, log_of_total):
 
     Which zero x is plays no part: -0.0 - 0.0 would be -0.0, and + 0.0 makes it 0.0.
     """
-    scaled = product((np.float64(x) - np.float64(maximum)) + 0.0, inverse_temperature)
-    return np.float32(max(scaled - log_of_total, np.float64(LOWEST)))
+    scaled = product(np.float64(x) - np.float64(maximum), inverse_temperature)
+    return np.float32(np.float32(max(scaled - log_of_total, np.float64(LOWEST))) + np.float32(0.0))
 
 
 @njit(nogil=True, error_model="numpy")
