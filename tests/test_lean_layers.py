@@ -1,6 +1,7 @@
 """Decoder layers with fewer kernels: which are, that they compute the same, and how many operators they queue."""
 
 import copy
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import model_loaders.targets.target
 from model_loaders.layers.fused_norm import fuse_norms
 from model_loaders.layers.lean_layer import lean_layers
-from model_loaders.layers.packed_linear import PackedLinear
+from model_loaders.layers.packed_linear import has_packed
 from model_loaders.layers.taps import LayerTaps
 from pipeline.operators import KernelOperators
 from tests import pipes
@@ -24,12 +25,20 @@ KINDS = {
 
 
 def loaded(**shape):
-    """A target with the linear layers of a GPU's."""
-    target = pipes.load_target(pipes.target_folder(**shape), device="cpu")
-    for module in target.model.modules():
-        if isinstance(module, PackedLinear):
-            module.__class__ = torch.nn.Linear
-            module.__dict__.pop("_packed", None)
+    """A target with the linear layers of a GPU's, and its own decoder layers."""
+    with patch("model_loaders.targets.loading.pack_linears", lambda model: False):
+        target = pipes.load_target(pipes.target_folder(**shape), device="cpu")
+    assert target._lean is None
+    return target
+
+
+def packed(lean, **shape):
+    """A target with the linear layers of a CPU's."""
+    with patch("model_loaders.targets.target.has_packed", lambda model: lean and has_packed(model)):
+        target = pipes.load_target(pipes.target_folder(**shape), device="cpu")
+    if not has_packed(target.model):
+        pytest.skip("torch has no oneDNN here")
+    assert (target._lean is not None) == lean
     return target
 
 
@@ -77,6 +86,27 @@ def test_the_layers_compute_the_same_on_kernels(name):
         torch.testing.assert_close(got.features, want.features, rtol=1e-4, atol=1e-5)
 
 
+def joined(target):
+    """The layers whose products are parts of one."""
+    return [part for layer in target.layers for joint in (layer.forward.projections, layer.forward.gates)
+            for part in joint.parts]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_packed_layers_compute_the_same_bits(name):
+    """On a CPU; and weights are held twice, not three times."""
+    torch.manual_seed(0)
+    plain, lean = (packed(lean, **KINDS[name]) for lean in (False, True))
+    for target in (plain, lean):
+        target.set_taps([-1, 0, 2])
+    for shape, lengths in (((1, 1), None), ((3, 1), None), ((3, 8), None), ((2, 80), None), ((3, 8), [8, 0, 3])):
+        ids = torch.randint(0, 300, shape)
+        want, got = forward(plain, ids, lengths), forward(lean, ids, lengths)
+        torch.testing.assert_close(got.logits, want.logits, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(got.features, want.features, rtol=0, atol=0)
+    assert all(part._packed is None for part in joined(lean))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", KINDS)
 def test_a_targets_layers_on_a_device(name, monkeypatch):
@@ -106,6 +136,18 @@ def test_new_weights_reach_them():
         one.load_weights(changed)
     torch.testing.assert_close(forward(target, ids).logits, forward(other, ids).logits, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(forward(target, ids).logits, before, atol=1e-3)
+
+
+@pytest.mark.parametrize("part", ["q_proj", "v_proj", "up_proj"])
+def test_a_new_weight_reaches_a_packed_product(part):
+    plain, lean = (packed(lean) for lean in (False, True))
+    ids = torch.arange(6)[None]
+    before = forward(lean, ids).logits
+    changed = {name: 1.5 * value for name, value in plain.model.state_dict().items() if part in name}
+    for one in (plain, lean):
+        one.load_weights(changed)
+    assert torch.equal(forward(lean, ids).logits, forward(plain, ids).logits)
+    assert not torch.equal(forward(lean, ids).logits, before)
 
 
 def test_whoever_calls_the_model_itself_gets_its_own_layers():

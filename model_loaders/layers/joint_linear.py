@@ -1,4 +1,7 @@
-"""Linear layers of one input as one matrix product: on a GPU each product of a small model is mostly its launch."""
+"""Linear layers of one input as one matrix product.
+
+On a GPU each product of a small model is mostly its launch; on a CPU every product is parted among the threads anew.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from model_loaders.layers.packed_linear import PackedLinear, PackedWeight, state_of
+
 
 class JointLinear:
     """``nn.Linear``s of one input width whose weights lie one behind another in one tensor.
 
     weight [outputs of all parts, inputs], bias [outputs of all parts] or None: of all parts. The parts' own parameters
-    are views of them, so nothing is held twice, and what is copied into a parameter is seen here.
+    are views of them, so nothing is held twice, and what is copied into a parameter is seen here. `PackedLinear`s are
+    multiplied with a packed copy of all, to the bits of their own products.
     """
 
     def __init__(self, parts: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None):
         """By `of`, or as a slice of another."""
         self.parts, self.weight, self.bias = tuple(parts), weight, bias
+        self._packed = PackedWeight() if all(type(part) is PackedLinear for part in parts) else None
 
     @classmethod
     @torch.inference_mode(False)
@@ -54,7 +61,17 @@ class JointLinear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The parts' outputs one behind another, [..., outputs of all parts], of rows [..., inputs]."""
-        return nn.functional.linear(rows, self.weight, self.bias)
+        if self._packed is None:
+            return nn.functional.linear(rows, self.weight, self.bias)
+        # Versions are counted by parameter: a view's don't show in the whole's.
+        state = tuple(state_of(part.weight) for part in self.parts)
+        return self._packed.product(rows, self.weight, self.bias, state)
+
+    def release_parts(self) -> None:
+        """Lets go of the copies of packed parts; whoever calls a part by itself makes its own again."""
+        for part in self.parts:
+            if isinstance(part, PackedLinear):
+                part.release()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         # A module's copy has parameters of its own, which lie apart: it starts without.

@@ -1,10 +1,10 @@
-"""Decoder layers on a GPU with half the kernels: what a round of a small model spends its time on is launches.
+"""Decoder layers with half the operators: a GPU's round of a small model is mostly launches, and a CPU's has many.
 
 A pre-norm layer of the Llama family (Llama, Mistral, Qwen2, Qwen3 and relatives) takes 29 kernels as transformers
 computes it. Here projections of one input are one product, queries and keys are turned together, by factors made once
 for all layers, keys and values are stored together, and the residual is added by the product itself: 12, and 9 with
 `Operators`. Weights, names and results stay; only the last bits of a half-precision sum may differ, rounded once where
-transformers rounds twice.
+transformers rounds twice. On a CPU, with `PackedLinear`s, all bits are the same.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from model_loaders.kv_cache import RowCache
 from model_loaders.layers.attention import grouped_sdpa
 from model_loaders.layers.joint_linear import JointLinear, add_product
 from model_loaders.layers.operators import Operators
+from model_loaders.layers.packed_linear import PackedLinear
 
 _PROBED_ROWS, _PROBED_WIDTH = 2, 5
 
@@ -163,7 +164,7 @@ def _looks_lean(layer: Any) -> bool:
     norms = [getattr(layer, name, None) for name in ("input_layernorm", "post_attention_layernorm")]
     of_heads = [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
     parts = [*linears, *norms, *of_heads]
-    if not all(type(linear) is nn.Linear for linear in linears) or len(of_heads) == 1:
+    if {type(linear) for linear in linears} not in ({nn.Linear}, {PackedLinear}) or len(of_heads) == 1:
         return False
     return (
         all(isinstance(part, nn.Module) for part in parts)
@@ -204,6 +205,9 @@ def _compute_the_same(model: Any, lean: Sequence[LeanLayer]) -> bool:
         stored = cache.snapshot(_PROBED_ROWS - 1, positions.numel())
         got = one(rows.clone(), **named)
         again = cache.snapshot(_PROBED_ROWS - 1, positions.numel())
+        for joint in (one.projections, one.gates):
+            assert joint is not None
+            joint.release_parts()
         index = one.layer.self_attn.layer_idx
         if not (
             isinstance(want, Tensor)

@@ -8,38 +8,63 @@ import torch
 from torch import nn
 
 
+class PackedWeight:
+    """A copy of a float32 weight in oneDNN's blocked layout, made at the first product and after every change."""
+
+    def __init__(self) -> None:
+        self._copy: torch.Tensor | None = None
+        self._made_of: object = None
+
+    def product(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: object
+    ) -> torch.Tensor:
+        """rows [..., inputs] times weight [outputs, inputs], plus bias [outputs]: [..., outputs].
+
+        state: another one whenever the weight's values are others; see `state_of`.
+        """
+        if state != self._made_of:
+            # The layout depends on the row count it is made for: the one made for 8 serves all counts.
+            self._copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+            self._made_of = state
+        count = rows.numel() // rows.shape[-1]
+        if 0 < count < 4:
+            # Four rows take less time than one to three, and a single row would be summed in another order.
+            flat = rows.reshape(count, -1)
+            four = torch.cat((flat, flat[-1:].expand(4 - count, -1)))
+            product = torch.ops.mkldnn._linear_pointwise(four, self._copy, bias, "none", [], "")
+            return product[:count].view(*rows.shape[:-1], -1)
+        return torch.ops.mkldnn._linear_pointwise(rows, self._copy, bias, "none", [], "")
+
+
+def state_of(weight: torch.Tensor) -> tuple[int, int]:
+    """What changes when a parameter's values or place do."""
+    return weight.data_ptr(), weight._version
+
+
 class PackedLinear(nn.Linear):
-    """A float32 CPU `nn.Linear` that multiplies with a copy of its weight in oneDNN's blocked layout.
+    """A float32 CPU `nn.Linear` that multiplies with a `PackedWeight`.
 
     Two to three times as fast as `F.linear` at the row counts of decoding, and a row's result doesn't depend
-    on the rows beside it, bit for bit. The copy is made at the first call and again after the weight has
-    changed. Where gradients are asked for it is an ordinary `nn.Linear`.
+    on the rows beside it, bit for bit. Where gradients are asked for it is an ordinary `nn.Linear`.
     """
 
-    _packed: torch.Tensor | None = None
-    _packed_from: tuple[int, int] | None = None
+    _packed: PackedWeight | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight
         if input.requires_grad or weight.requires_grad or weight.device.type != "cpu" or _is_compiling():
             return nn.functional.linear(input, weight, self.bias)
-        state = (weight.data_ptr(), weight._version)
-        if state != self._packed_from:
-            # The layout depends on the row count it is made for: the one made for 8 serves all counts.
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
-            self._packed_from = state
-        rows = input.numel() // input.shape[-1]
-        if 0 < rows < 4:
-            # Four rows take less time than one to three, and a single row would be summed in another order.
-            flat = input.reshape(rows, -1)
-            four = torch.cat((flat, flat[-1:].expand(4 - rows, -1)))
-            product = torch.ops.mkldnn._linear_pointwise(four, self._packed, self.bias, "none", [], "")
-            return product[:rows].view(*input.shape[:-1], -1)
-        return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
+        if self._packed is None:
+            self._packed = PackedWeight()
+        return self._packed.product(input, weight, self.bias, state_of(weight))
+
+    def release(self) -> None:
+        """Lets go of the copy; the next product makes it again."""
+        self._packed = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The blocked copy can be neither copied nor pickled.
-        return {k: v for k, v in self.__dict__.items() if k not in ("_packed", "_packed_from")}
+        return {k: v for k, v in self.__dict__.items() if k != "_packed"}
 
 
 def pack_linears(model: nn.Module, max_bytes: int = 4 << 30) -> bool:
@@ -54,6 +79,11 @@ def pack_linears(model: nn.Module, max_bytes: int = 4 << 30) -> bool:
     for linear in linears:
         linear.__class__ = PackedLinear
     return True
+
+
+def has_packed(model: nn.Module) -> bool:
+    """Whether `pack_linears` has made PackedLinears of this model's layers."""
+    return any(type(module) is PackedLinear for module in model.modules())
 
 
 def _is_compiling() -> bool:

@@ -16,6 +16,7 @@ from model_loaders.kv_cache import RowCache, Slots
 from model_loaders.layers.compact import Compact, compact_rows
 from model_loaders.layers.lean_layer import lean_layers
 from model_loaders.layers.operators import Operators
+from model_loaders.layers.packed_linear import has_packed
 from model_loaders.layers.taps import LayerTaps
 from model_loaders.targets.causal_masks import CausalMasks
 from model_loaders.targets.checkpoint import TOKENIZER_FILES
@@ -79,8 +80,6 @@ class Target:
         self.num_weight_updates = 0
         self.layers = decoder_layers(model, self.num_layers)
         self._weight_files = tuple(weight_files)
-        self._lean = lean_layers(model, self.layers) if self.device.type == "cuda" else None
-        self._taps = LayerTaps(self.layers, ())
         self._compiled: Any = None
         accepted = inspect.signature(model.forward).parameters
         # transformers 5.2x renamed the argument.
@@ -90,6 +89,11 @@ class Target:
         self.logits_dtype = probed.logits_dtype
         self._num_kv_heads, self._head_dim = probed.num_kv_heads, probed.head_dim
         self._value_head_dim = probed.value_head_dim
+        # After the probe, which leaves packed copies behind. On a CPU only with packed products: others' last bits
+        # depend on how many rows and columns there are.
+        lean = self.device.type == "cuda" or has_packed(model)
+        self._lean = lean_layers(model, self.layers) if lean else None
+        self._taps = LayerTaps(self.layers, ())
         heads = getattr(self.config, "num_attention_heads", 0)
         self._masks = CausalMasks(heads, self._num_kv_heads, self.dtype, self.device)
 
