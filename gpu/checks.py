@@ -1,6 +1,10 @@
 """Argument checks shared by the public functions: ValueError, `name=value, expected ...`."""
 
+from typing import Any
+
 import numpy as np
+
+from gpu.arrays import Array, on_device
 
 
 def check_array(name: str, value: np.ndarray, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
@@ -9,6 +13,16 @@ def check_array(name: str, value: np.ndarray, dtype: type, shape: tuple[int, ...
         got = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(f"{name}={got}, expected a NumPy array {np.dtype(dtype)}{list(shape)}")
     return np.ascontiguousarray(value)
+
+
+def check_like(name: str, array: Any, dtype: type, shape: tuple[int, ...], device: bool) -> Array:
+    """`array` itself, if it is contiguous, of this dtype and shape, and where the others are."""
+    whose = "CuPy" if device else "NumPy"
+    right = hasattr(array, "flags") and on_device(array) == device
+    if not right or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        got = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__
+        raise ValueError(f"{name}={got}, expected a contiguous {whose} array {np.dtype(dtype)}{list(shape)}")
+    return array
 
 
 def check_range(name: str, value: np.ndarray, good: np.ndarray, expected: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda
 
-from gpu.arrays import Array, on_device
+from gpu.arrays import Array
 from gpu.device.instructions import float_to_half, half_to_float
 from gpu.device.launch import pointer
 
@@ -91,22 +91,12 @@ def nearest(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
-def check_elements(name: str, array: Array, shape: tuple[int, ...], dtype: Any = None, device: bool = True) -> None:
-    """ValueError unless the array is contiguous, of this shape, dtype (None: any of NAMES) and place."""
-    wanted = np.dtype(dtype) if dtype is not None else None
-    good = isinstance(array, np.ndarray) or on_device(array)
-    if (
-        not good
-        or on_device(array) != device
-        or array.shape != shape
-        or (array.dtype != wanted if wanted else array.dtype not in NAMES)
-        or not array.flags.c_contiguous
-    ):
-        got = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__
-        kind = "float32, float16 or bfloat16 as uint16" if wanted is None else str(wanted)
-        raise ValueError(
-            f"{name}={got}, expected a contiguous {'CuPy' if device else 'NumPy'} array {kind} {list(shape)}"
-        )
+def check_format(name: str, array: Array) -> str:
+    """The name of the array's format. ValueError for other dtypes."""
+    dtype = getattr(array, "dtype", None)
+    if dtype not in NAMES:
+        raise ValueError(f"{name}.dtype={dtype}, expected float32, float16, or uint16 with the bits of bfloat16")
+    return NAMES[dtype]
 
 
 def words_pointer(array: Array) -> Any:

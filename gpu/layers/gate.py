@@ -7,8 +7,9 @@ import numpy as np
 from numba import cuda, int32, types, void
 
 from gpu.arrays import Array, on_device
+from gpu.checks import check_like
 from gpu.device.launch import Kernel, pointer_to
-from gpu.layers.elements import NAMES, check_elements, nearest, to_float32, words_of, words_pointer
+from gpu.layers.elements import check_format, nearest, to_float32, words_of, words_pointer
 
 THREADS = 256
 
@@ -23,10 +24,10 @@ def swiglu(rows: Array, out: Array) -> None:
     shape: tuple[int, ...] = getattr(rows, "shape", ())
     if len(shape) != 2 or shape[1] % 2:
         raise ValueError(f"rows={list(shape)}, expected [N, 2 * M]")
-    device, (count, width) = on_device(rows), (shape[0], shape[1] // 2)
-    check_elements("rows", rows, shape, None, device)
-    check_elements("out", out, (count, width), rows.dtype, device)
-    lanes = words_of(NAMES[rows.dtype]).lanes
+    form, device, (count, width) = check_format("rows", rows), on_device(rows), (shape[0], shape[1] // 2)
+    check_like("rows", rows, rows.dtype, shape, device)
+    check_like("out", out, rows.dtype, (count, width), device)
+    lanes = words_of(form).lanes
     if width % lanes:
         raise ValueError(f"rows={list(shape)}, expected M to be even where elements have 16 bits")
     if not device:
@@ -35,7 +36,7 @@ def swiglu(rows: Array, out: Array) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             out[...] = nearest(gate / (np.float32(1) + np.exp(-gate)) * up, rows.dtype)
     elif out.size:
-        kernel = swiglu_kernel(NAMES[rows.dtype])
+        kernel = swiglu_kernel(form)
         words = width // lanes
         kernel.launch(
             (-(-count * words // kernel.threads),), words_pointer(rows), words_pointer(out), count * words, words

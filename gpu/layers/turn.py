@@ -11,9 +11,10 @@ import numpy as np
 from numba import cuda, int32, int64, njit, types, void
 
 from gpu.arrays import Array, on_device
+from gpu.checks import check_like
 from gpu.device.launch import Kernel, pointer, pointer_to, record_of
 from gpu.instructions import product
-from gpu.layers.elements import NAMES, check_elements, nearest, to_float32, words_of, words_pointer
+from gpu.layers.elements import check_format, nearest, to_float32, words_of, words_pointer
 
 THREADS = 256
 
@@ -45,21 +46,21 @@ def turn_heads(
     All are NumPy's, or all CuPy's: there it is one launch, for the same bits. ValueError for other arrays, and for D no
     multiple of 2, or of 4 where elements have 16 bits.
     """
-    device, dtype = on_device(rows), getattr(rows, "dtype", None)
+    form, device, dtype = check_format("rows", rows), on_device(rows), rows.dtype
     shape: tuple[int, ...] = getattr(queries, "shape", ())
     if len(shape) != 4 or getattr(index, "ndim", 0) != 3:
         raise ValueError(f"queries={list(shape)}, expected [B, H, W, D], and index int64 [B, K, W]")
     (batch, heads, width, size), held = shape, index.shape[1]
-    check_elements("rows", rows, (batch, width, (heads + 2 * held) * size), None, device)
+    check_like("rows", rows, dtype, (batch, width, (heads + 2 * held) * size), device)
     by_rows = not queries.flags.c_contiguous
     memory = queries.transpose(0, 2, 1, 3) if by_rows else queries
-    check_elements("queries", memory, (batch, width, heads, size) if by_rows else shape, dtype, device)
-    check_elements("index", index, (batch, held, width), np.int64, device)
+    check_like("queries", memory, dtype, (batch, width, heads, size) if by_rows else shape, device)
+    check_like("index", index, np.int64, (batch, held, width), device)
     for name, array in (("cosines", cosines), ("sines", sines)):
-        check_elements(name, array, (batch, width, size), dtype, device)
+        check_like(name, array, dtype, (batch, width, size), device)
     for name, array in (("keys", keys), ("values", values)):
-        check_elements(name, array, (getattr(array, "shape", (0,))[0], size), dtype, device)
-    lanes = words_of(NAMES[rows.dtype]).lanes
+        check_like(name, array, dtype, (getattr(array, "shape", (0,))[0], size), device)
+    lanes = words_of(form).lanes
     if size % (2 * lanes):
         raise ValueError(f"queries={list(shape)}, expected D to be a multiple of {2 * lanes}")
     if not device:
@@ -68,7 +69,7 @@ def turn_heads(
     half = size // 2 // lanes
     words = batch * width * (heads + 2 * held) * half
     if words:
-        kernel = turn_kernel(NAMES[rows.dtype])
+        kernel = turn_kernel(form)
         arrays = [words_pointer(array) for array in (rows, cosines, sines, memory, keys, values)]
         steps = (2 * half, heads * 2 * half) if by_rows else (width * 2 * half, 2 * half)
         kernel.launch(

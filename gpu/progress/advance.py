@@ -9,11 +9,10 @@ For each slot in the phase that the round was for, with c = num_committed and W 
 A slot that is committed more than remains ends; its owner cuts the tokens.
 """
 
-from typing import Any
-
 import numpy as np
 
-from gpu.arrays import Array, on_device
+from gpu.arrays import on_device
+from gpu.checks import check_like
 from gpu.progress import host
 from gpu.progress.record import DECODING, FIRST, Progress
 from gpu.verification import Verdict
@@ -52,13 +51,3 @@ def advance(progress: Progress, verdict: Verdict, phase: int, max_drafts: int) -
         kernels.advance(arguments, batch, width, phase, max_drafts)
     elif batch:
         host.advance(arguments, phase, max_drafts)
-
-
-def check_like(name: str, array: Any, dtype: type, shape: tuple[int, ...], device: bool) -> Array:
-    """`array` itself, if it is contiguous, of this dtype and shape, and where the others are."""
-    whose = "CuPy" if device else "NumPy"
-    right = hasattr(array, "flags") and on_device(array) == device
-    if not right or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-        got = f"{array.dtype}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__
-        raise ValueError(f"{name}={got}, expected a contiguous {whose} array {np.dtype(dtype)}{list(shape)}")
-    return array

@@ -7,8 +7,8 @@ For each slot in the phase that the round was for, with c = num_committed: token
 import numpy as np
 
 from gpu.arrays import Array, on_device
+from gpu.checks import check_like
 from gpu.progress import append_host
-from gpu.progress.advance import check_like
 from gpu.progress.record import DECODING, FIRST, Progress
 from gpu.verification import Verdict
 
