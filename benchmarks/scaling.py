@@ -16,7 +16,7 @@ of its workers are counted.
 `--launcher ray` is `pipeline.jobs.on_ray`: a rate leaves out each worker's first shard and the time before its end,
 "with start-up" is over the whole call.
 
-A job that isn't through after `--seconds` is cut: its rate is of the shards that were made.
+A job that isn't through `--seconds` after its first order is cut: its rate is of the shards that were made.
 """
 
 from __future__ import annotations
@@ -56,12 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--launcher", choices=("ray", "processes"), default="processes")
-    parser.add_argument("--seconds", type=float, default=90, help="give out no shard after this long")
+    parser.add_argument("--seconds", type=float, default=90, help="a job gives out no shard after this long")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--vocabulary", type=int, help="prompts of token ids below it, for a target without a template")
     options = parser.parse_args(arguments)
 
-    deadline = time.monotonic() + options.seconds
     load = {
         "target": options.target,
         "draft": None if options.draft == "none" else options.draft,
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.launcher == "processes":
             warm_up = [prompt(i, options.vocabulary) for i in range(options.shard_size)]
             asked = [one.get("messages") or one["token_ids"] for one in warm_up]
-            workers = Workers(max(options.workers), load, (asked, params), gpus, deadline)
+            workers = Workers(max(options.workers), load, (asked, params), gpus, options.seconds)
             print(f"ready after {', '.join(f'{seconds:.1f}' for seconds in workers.startup_seconds)} s", flush=True)
             run = lambda job, count: in_processes(workers, job, count)  # noqa: E731
         with tempfile.TemporaryDirectory() as work:

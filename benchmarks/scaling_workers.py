@@ -35,7 +35,7 @@ class Workers:
         load: Arguments of `SpeculativePipeline.from_pretrained`, by name.
         warm_up: Prompts and parameters that each generates before anything is measured.
         gpus: The device that each sees, as CUDA_VISIBLE_DEVICES names it; empty: no GPUs.
-        deadline: By `time.monotonic`: when to give up.
+        seconds: What the start may take, and then each job.
 
     Attributes:
         startup_seconds: From the start of a process until it was ready.
@@ -50,10 +50,11 @@ class Workers:
         load: Mapping[str, Any],
         warm_up: tuple[list[Any], SamplingParams],
         gpus: Sequence[str],
-        deadline: float,
+        seconds: float,
     ):
         context = multiprocessing.get_context("spawn")
-        self._deadline, self._outbox = deadline, context.Queue()
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self._outbox = context.Queue()
         self._inboxes = [context.Queue() for _ in range(count)]
         prompts, params = warm_up
         shared = dict(load), prompts, keywords_of(params)
@@ -86,7 +87,7 @@ class Workers:
         job.begin(self.parts)
         waiting = list(reversed(job.missing))
         begun = str(job.folder.path), str(job.prompts), keywords_of(job.params), job.provenance
-        started = time.perf_counter()
+        started, self._deadline = time.perf_counter(), time.monotonic() + self._seconds
         out = 0
         for inbox in self._inboxes[:count]:
             inbox.put(begun)
