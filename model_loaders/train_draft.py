@@ -70,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument("--held-out", type=int, default=256, help="texts kept out of training, for the report")
 
     shape = p.add_argument_group("the draft")
-    shape.add_argument("--start-from", metavar="DRAFT", help="weights to begin with: a draft of the same shape")
+    shape.add_argument(
+        "--start-from", metavar="DRAFT", help="a draft to begin with, of the same shape; its MLPs may be narrower"
+    )
     shape.add_argument("--layers", type=int, default=3)
     shape.add_argument("--intermediate-size", type=int, help="default: the target's")
     shape.add_argument("--block-size", type=int, help="rows of a block: default 8 (7 drafts), of dspark 7 (7 drafts)")

@@ -221,5 +221,19 @@ def test_command_line_trains_resumes_and_exports(folder, target, tmp_path):
     for name, tensor in load_draft(str(more), target).module.state_dict().items():
         torch.testing.assert_close(first.module.state_dict()[name], tensor, msg=name)
     assert main(command(folder, more, prompts, *options, "--layers", "2")) == 2
+    # So it does with wider MLPs, and no draft is made narrower.
+    wide = tmp_path / "wide"
+    size = first.module.config.intermediate_size
+    assert main(command(folder, wide, prompts, *options, "--intermediate-size", str(size + 8))) == 0
+    wider = load_draft(str(wide), target)
+    assert wider.module.config.intermediate_size == size + 8
+    for part in ("gate_proj", "up_proj"):  # they differ in what training finds to use
+        assert wider.module.state_dict()[f"layers.0.mlp.{part}.weight"][size:].abs().min() > 0
+    cache, other = first.new_cache(1, 32), wider.new_cache(1, 32)
+    features, positions = torch.randn(1, 5, first.module.fc.weight.shape[1]), torch.arange(5)[None]
+    start = torch.tensor([7]), torch.tensor([5])
+    first.extend(features, positions, cache), wider.extend(features, positions, other)
+    torch.testing.assert_close(logits_of(wider, *start, other), logits_of(first, *start, cache), atol=1e-5, rtol=1e-5)
+    assert main(command(folder, more, prompts, *options, "--intermediate-size", str(size - 8))) == 2
     # Another run's state is refused.
     assert main(command(folder, whole, prompts, "--resume", "--seed", "1")) == 2

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +130,24 @@ class Trainer:
 
     @torch.no_grad()
     def start_from(self, draft: BlockDraft) -> None:
-        """Begin with a trained draft's weights. Raises CheckpointError if it is of another shape."""
-        if draft.config != self.config:
+        """Begin with a trained draft's weights; CheckpointError if it is of another shape.
+
+        Its MLPs may be narrower. What they lack keeps its first weights, but adds nothing to the output yet: the draft
+        that training begins with is the one that was given.
+        """
+        narrow = draft.config.intermediate_size
+        if replace(draft.config, intermediate_size=self.config.intermediate_size) != self.config or (
+            narrow > self.config.intermediate_size
+        ):
             raise CheckpointError(
-                f"--start-from {draft.name}: its configuration is {draft.config}, expected {self.config}; "
-                "give the options that it was trained with"
+                f"--start-from {draft.name}: its configuration is {draft.config}, expected {self.config}, of which "
+                "intermediate_size may be larger; give the options that it was trained with"
             )
-        self.module.load_state_dict(draft.module.float().state_dict())
+        for name, weight in draft.module.float().state_dict().items():
+            own = self.named[name]
+            if name.endswith("down_proj.weight"):
+                own[:, narrow:] = 0
+            own[tuple(slice(size) for size in weight.shape)] = weight
         self.module.fc.weight.div_(self.feature_scale)
 
     @torch.no_grad()
