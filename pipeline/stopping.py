@@ -53,6 +53,17 @@ class StopScanner:
             return "stop"
         return None
 
+    def scan(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """The next committed tokens, up to one that ends the output: how many the output takes, and how it ends."""
+        if not self._stops and self.ending_ids.isdisjoint(tokens):
+            self._count += len(tokens)
+            return len(tokens), None
+        for i, token in enumerate(tokens):
+            reason = self.push(token)
+            if reason:
+                return i + 1, reason
+        return len(tokens), None
+
     @property
     def cut_text(self) -> str | None:
         """The text before the stop string that ended the output; None while none did."""

@@ -17,6 +17,7 @@ from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
 from pipeline.engine.buckets import KV_STEP, kv_bucket, slots_bucket, top_bucket
 from pipeline.engine.features import Features
 from pipeline.engine.memory import fitting, slot_bytes
+from pipeline.engine.prefills import Prefills
 from pipeline.engine.rounds import Shape
 from pipeline.lengths import ConfidenceThreshold
 from pipeline.ngram import NgramProposer
@@ -197,7 +198,7 @@ def test_one_prefill_for_the_samples_of_a_prompt():
 
 
 def test_a_long_prompt_holds_nobody_up():
-    """Its chunks go between the others' rounds: a round for each."""
+    """Its chunks go beside the others' rounds: a round for each, and one for the first token behind them."""
     pipe = engines.pipe("ordinary", prefill_chunk=8)
     pipe.submit(PROMPTS[0], replace(SAMPLED, max_new_tokens=30))
     pipe.step()
@@ -205,9 +206,32 @@ def test_a_long_prompt_holds_nobody_up():
     delivered = []
     while pipe._engine._prefills or len(pipe.state.waiting):
         delivered.append(pipe.step().num_tokens)
-    assert len(delivered) == 10
+    assert len(delivered) == 11
     assert min(delivered) >= 1
     list(pipe.stream())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_and_the_rounds_beside_them_come_in_any_order(kind, padded, monkeypatch):
+    """On a device they run at the same time: what one writes the other neither reads nor writes."""
+
+    def results():
+        pipe = engines.pipe(kind, max_batch=3, prefill_chunk=7)
+        pipe._engine._prefills.padded = padded
+        return pipe.generate(PROMPTS, MIXED)
+
+    want, later = results(), []
+    join = Prefills.join
+
+    def join_later(prefills):
+        while later:
+            prefills.advance(later.pop())
+        join(prefills)
+
+    monkeypatch.setattr(Prefills, "beside", lambda prefills, tokens: later.append(tokens))
+    monkeypatch.setattr(Prefills, "join", join_later)
+    assert_same(results(), want)
 
 
 @pytest.mark.parametrize("kind", ["ordinary", "dflash", "dspark vanilla"])

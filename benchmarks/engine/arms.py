@@ -114,9 +114,8 @@ def share_of_later_half(spans: Iterable[tuple[float, float]]) -> float:
 
 def shapes(pipe: SpeculativePipeline) -> tuple[int, int] | None:
     """Shapes that its graphs have met and captured; None without graphs."""
-    engine = pipe._engine
-    graphs = None if engine is None else engine.rounds.graphs
-    return None if graphs is None else (graphs.num_shapes, graphs.num_captured)
+    graphs = [] if pipe._engine is None else pipe._engine.graphs
+    return (sum(g.num_shapes for g in graphs), sum(g.num_captured for g in graphs)) if graphs else None
 
 
 def synchronize() -> None:

@@ -7,7 +7,7 @@
     adjusting.py   penalties, biases and bans of every row, on the device
     outbox.py      a round's results on their way to the host
     graphs.py      CUDA graphs of rounds, captured at their second use, the least used given up
-    prefills.py    prompts, chunk by chunk between rounds
+    prefills.py    prompts, chunk by chunk beside rounds
     engine.py      the host's loop: what is launched, and what becomes of what comes back
     buckets.py, features.py, memory.py
                    shapes, which parts of a round are in use, how many slots fit

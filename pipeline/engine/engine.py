@@ -60,12 +60,17 @@ class Engine:
         slots = Slots(num_slots, state.block_size, target.device)
         first = torch.zeros(num_slots, 1, target.vocab_size, dtype=target.logits_dtype, device=target.device)
         self.rounds = Rounds(state, slots, first, Graphs() if graphs else None)
-        self._prefills = Prefills(state, first, self.rounds.graphs)
+        self._prefills = Prefills(state, first, Graphs() if graphs else None)
         self._pending: deque[_Launched] = deque()
         # How many of the rounds on their way a request is in, by phase.
         self._unread: dict[int, Counter[Request]] = {gpu.FIRST: Counter(), gpu.DECODING: Counter()}
         self._occupants: list[Request | None] = [None] * num_slots
         self._stale = True
+
+    @property
+    def graphs(self) -> list[Graphs]:
+        """All that it captures: rounds, and chunks of prompts; none without graphs."""
+        return [graphs for graphs in (self.rounds.graphs, self._prefills.graphs) if graphs is not None]
 
     # --- one round --------------------------------------------------------------------------------------------------
 
@@ -83,12 +88,16 @@ class Engine:
         depends on every token before.
         """
         with self._on_device():
+            self._prefills.join()
             admitted = self._run("admit")
             self._place(admitted)
             waits = any(request.grammar is not None for request in self.state.running)
             before = len(self._pending)
-            self._launch_first(None if not self._ready() else self.state.options.prefill_chunk)
+            if not self._ready():
+                self._prefills.advance(None)  # nobody to be beside
+            self._launch_first()
             delivered = self._deliver_first(len(self._pending)) if waits else []
+            self._prefills.beside(self.state.options.prefill_chunk)
             self._launch_decode()
             if not waits:
                 delivered = self._deliver_first(before if len(self._pending) > before else len(self._pending))
@@ -97,9 +106,11 @@ class Engine:
     def drain(self) -> list[Delivered]:
         """Bring everything that has been launched or prefilled to the host, so that another may go on from there."""
         with self._on_device():
+            self._prefills.join()
             if len(self._prefills):
                 self._place(Admitted([]))
-                self._launch_first(None)
+                self._prefills.advance(None)
+                self._launch_first()
             delivered = self._deliver_first(len(self._pending))
         self._stale = True
         return delivered
@@ -111,12 +122,15 @@ class Engine:
         """
         state = self.state
         self._pending.clear()
+        with self._on_device():
+            self._prefills.join()
         self._prefills.clear()
         for unread in self._unread.values():
             unread.clear()
-        if self.rounds.graphs is not None and isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             with self._on_device():
-                self.rounds.graphs.clear()
+                for graphs in self.graphs:
+                    graphs.clear()
         for request in reversed(state.running):
             if not request.num_generated:
                 state.active[request.slot] = None
@@ -193,9 +207,9 @@ class Engine:
 
     # --- launching --------------------------------------------------------------------------------------------------
 
-    def _launch_first(self, tokens: int | None) -> None:
-        """Run prompts for about so many tokens, and launch the round of the first tokens of those that are through."""
-        requests = sorted(((request.slot, request) for request in self._prefills.advance(tokens)), key=lambda r: r[0])
+    def _launch_first(self) -> None:
+        """Launch the round of the first tokens of those whose prompts are through."""
+        requests = sorted(((request.slot, request) for request in self._prefills.take_through()), key=lambda r: r[0])
         if not requests:
             return
         self._write(dict(requests), gpu.FIRST)
@@ -257,7 +271,11 @@ class Engine:
     def _deliver(self, launched: _Launched) -> Delivered:
         """Read a round's results, hand tokens to who is still running, and finish whom they end."""
         results, state = launched.ticket.receive(), self.state
-        self._unread[launched.phase] -= Counter(request for _, request in launched.requests)
+        unread = self._unread[launched.phase]
+        for _, request in launched.requests:
+            unread[request] -= 1
+            if not unread[request]:
+                del unread[request]
         own = [(b, request) for b, request in launched.requests if self._runs(request)]
         width = results.verdict.tokens.shape[1]
         rows = BlockRows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,8 @@ import gpu
 
 @dataclass(frozen=True)
 class Results:
-    """What a round committed, on the host; views that are good until the second next round of the same shape.
+    """What a round committed, on the host. Its tokens and records are arrays of their own; of the numbers beside them
+    some are views that are good until the second next round of the same shape.
 
     capture: None where the round captured nothing. top_ids, top_values: int32 and float32 [B * W, K], or None.
     """
@@ -62,7 +63,14 @@ class DeviceOutbox:
         """See `Outbox`."""
         verdict, capture = self._buffer.receive(place)
         ids, values = self._buffer.receive_top(place) if self._top else (None, None)
-        return Results(verdict, capture if self._masks else None, ids, values)
+        return Results(
+            replace(verdict, tokens=verdict.tokens.copy(), logprobs=verdict.logprobs.copy()),
+            replace(capture, token_ids=capture.token_ids.copy(), logprobs=capture.logprobs.copy())
+            if self._masks
+            else None,
+            None if ids is None else ids.copy(),
+            None if values is None else values.copy(),
+        )
 
 
 class HostOutbox:

@@ -1,4 +1,4 @@
-"""Prompts on their way through the target, chunk by chunk between rounds, so that a long one holds nobody up.
+"""Prompts on their way through the target, chunk by chunk beside rounds, so that they hold nobody up.
 
 On CUDA a chunk is padded to one of a few widths, so that it is a graph too: a small model's forward takes the host
 several times as long as the device. The padding lies behind the prompt, where the first blocks overwrite it before
@@ -15,6 +15,7 @@ import torch
 
 from model_loaders.kv_cache import DeviceSlots
 from pipeline.arrays import send
+from pipeline.engine.branch import Branch
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.graphs import Graphs
 from pipeline.request import Request
@@ -26,7 +27,10 @@ LEAST_WIDTH = 16
 
 
 class Prefills:
-    """A queue of requests that have a slot and no logits yet, first come, first served.
+    """The requests that have a slot and no first token yet: a queue, first come, first served, and those behind it.
+
+    Chunks may run while a round does (`beside`): its idle rows write behind a prompt (`Slot.of`), chunks up to its end
+    and into what the first blocks overwrite, and their graphs have memory of their own.
 
     Args:
         state: The pipeline's.
@@ -41,14 +45,16 @@ class Prefills:
         self.state, self.first_logits, self.graphs = state, first_logits, graphs
         self.padded = state.target.device.type != "cpu"
         self._queue: deque[tuple[Request, int]] = deque()
+        self._through: list[Request] = []
+        self._branch, self._is_beside = Branch(state.target.device), False
         # Per width: slot, start, index of the last token, then the tokens.
         self._inputs: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._through)
 
     def __contains__(self, request: object) -> bool:
-        return any(one is request for one, _ in self._queue)
+        return any(one is request for one in (*self._through, *(one for one, _ in self._queue)))
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue them."""
@@ -57,17 +63,37 @@ class Prefills:
     def keep(self, running: Collection[Request]) -> None:
         """Forget those that no longer have a slot."""
         self._queue = deque(entry for entry in self._queue if any(entry[0] is request for request in running))
+        self._through = [one for one in self._through if any(one is request for request in running)]
 
     def clear(self) -> None:
         """Forget all."""
         self._queue.clear()
+        self._through.clear()
 
-    def advance(self, tokens: int | None) -> list[Request]:
-        """Run prompts until about so many tokens are through, a chunk at least (None: all); those who are done.
+    def take_through(self) -> list[Request]:
+        """Those whose logits are there, once; what is queued from now on runs behind them."""
+        self.join()
+        through, self._through = self._through, []
+        return through
+
+    def beside(self, tokens: int) -> None:
+        """`advance` beside what is queued from now on, up to the next `join`."""
+        if self._queue:
+            with self._branch.beside():
+                self._is_beside = True
+                self.advance(tokens)
+
+    def join(self) -> None:
+        """What is queued from now on runs behind the chunks."""
+        if self._is_beside:
+            self._branch.join()
+            self._is_beside = False
+
+    def advance(self, tokens: int | None) -> None:
+        """Run prompts until about so many tokens are through, a chunk at least (None: all).
 
         A sample whose prompt a sibling has been through costs a copy, not a forward.
         """
-        done: list[Request] = []
         spent = 0
         while self._queue and (tokens is None or spent < tokens):
             request, start = self._queue.popleft()
@@ -79,10 +105,9 @@ class Prefills:
                 end = self._chunk(request, start)
                 spent += end - start
             if end == len(request.prompt.token_ids):
-                done.append(request)
+                self._through.append(request)
             else:
                 self._queue.appendleft((request, end))
-        return done
 
     def _chunk(self, request: Request, start: int) -> int:
         """Run one chunk; where it ends."""

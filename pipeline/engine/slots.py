@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import gpu
-from pipeline.arrays import array_of, send
+from pipeline.arrays import array_of, send_all
 from pipeline.request import Request
 
 _ANCHOR, _START, _GENERATED, _REMAINING, _SEED = range(5)
@@ -17,24 +17,22 @@ _PHASE, _NUM_DRAFTS = range(2)
 
 
 class _Policies:
-    """The slots' policies, for so many rows a slot; of the first slots they are one piece of memory."""
+    """The slots' policies, for so many rows a slot; of the first slots each column is one piece of memory."""
 
     def __init__(self, num_slots: int, rows: int, device: torch.device):
         self.rows = rows
-        self.columns = [
-            torch.zeros(num_slots, rows, dtype=dtype, device=device)
-            for dtype in (torch.float32, torch.int32, torch.float32, torch.float32)
-        ]
-        self.columns[2].fill_(1.0)  # top_p
+        # Temperature, top_k, top_p and min_p: their bits, so that one kernel writes all of them.
+        self.bits = torch.zeros(4, num_slots, rows, dtype=torch.int32, device=device)
+        self.bits[2].view(torch.float32).fill_(1.0)
 
-    def write(self, at: torch.Tensor, reals: torch.Tensor, top_k: torch.Tensor) -> None:
-        """Put temperature, top_p and min_p, float32 [3, n], and top_k int32 [n] into n slots."""
-        for column, values in zip(self.columns, (reals[0], top_k, reals[1], reals[2]), strict=True):
-            column.index_copy_(0, at, values.unsqueeze(1).expand(-1, self.rows))
+    def write(self, at: torch.Tensor, bits: torch.Tensor) -> None:
+        """Put policies, int32 [4, n], into n slots."""
+        self.bits.index_copy_(1, at, bits.unsqueeze(2).expand(-1, -1, self.rows))
 
     def of(self, batch: int) -> list[torch.Tensor]:
         """temperature, top_k, top_p, min_p, [batch * rows] each."""
-        return [column[:batch].reshape(-1) for column in self.columns]
+        columns = [column[:batch].reshape(-1) for column in self.bits]
+        return [column if i == 1 else column.view(torch.float32) for i, column in enumerate(columns)]
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,15 @@ class Slot:
 
     @classmethod
     def of(cls, request: Request, phase: int, max_length: int, vocabulary: int, num_drafts: int) -> Slot:
-        """A request where it stands. Before its first token the start is its prompt's last position: what a round
-        writes there meanwhile is overwritten by the prompt's last chunk, or by the request's first block."""
+        """A request where it stands. While it waits for its prompt its start is behind that: what rounds write there
+        meanwhile is overwritten by its first block. The round of its first token moves it there from the last place."""
         params, remaining = request.params, request.remaining(max_length)
         begun = request.num_generated > 0
+        length = len(request.prompt.token_ids)
         return cls(
             phase=phase,
             anchor=request.anchor if begun else 0,
-            start=request.cached if begun else len(request.prompt.token_ids) - 1,
+            start=request.cached if begun else length - 1 if phase == gpu.FIRST else length,
             generated=request.num_generated,
             remaining=remaining,
             seed=request.seed,
@@ -97,30 +96,32 @@ class Slots:
         if not slots:
             return
         rows = list(slots.values())
-        at = send(np.array(list(slots), np.int64), self.device)
-        seeds = np.array([row.seed for row in rows], np.uint64).view(np.int64)
         longs = np.array([[row.anchor, row.start, row.generated, row.remaining, 0] for row in rows], np.int64).T
-        longs[_SEED] = seeds
-        self._longs.index_copy_(1, at, send(longs, self.device))
-        ints = np.array([[row.phase, row.num_drafts] for row in rows], np.int32).T
-        self._ints.index_copy_(1, at, send(ints, self.device))
-        reals = np.array([[row.temperature, row.top_p, row.min_p] for row in rows], np.float32).T
-        top_k = np.array([row.top_k for row in rows], np.int32)
-        policies = send(reals, self.device), send(top_k, self.device)
+        longs[_SEED] = np.array([row.seed for row in rows], np.uint64).view(np.int64)
+        reals = np.array([[row.temperature, 0, row.top_p, row.min_p] for row in rows], np.float32).T
+        policies = np.ascontiguousarray(reals).view(np.int32)
+        policies[1] = [row.top_k for row in rows]
+        at, columns, ints, bits, wanted = send_all(
+            (
+                np.array(list(slots), np.int64),
+                longs,
+                np.array([[row.phase, row.num_drafts] for row in rows], np.int32).T,
+                policies,
+                np.array([row.wanted for row in rows], np.bool_),
+            ),
+            self.device,
+        )
+        self._longs.index_copy_(1, at, columns)
+        self._ints.index_copy_(1, at, ints)
         for stored in self._policies.values():
-            stored.write(at, *policies)
-        wanted = np.array([row.wanted for row in rows], np.bool_)
-        self._wanted.index_copy_(0, at, send(wanted, self.device))
+            stored.write(at, bits)
+        self._wanted.index_copy_(0, at, wanted)
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot to another as it is on the device, which may be ahead of what the host has read."""
-        for tensor, dim in (
-            (self._longs, 1),
-            (self._ints, 1),
-            (self._wanted, 0),
-            *((column, 0) for stored in self._policies.values() for column in stored.columns),
-        ):
-            tensor.select(dim, target).copy_(tensor.select(dim, source))
+        for tensor in (self._longs, self._ints, *(stored.bits for stored in self._policies.values())):
+            tensor[:, target].copy_(tensor[:, source])
+        self._wanted[target].copy_(self._wanted[source])
 
     def anchors(self, batch: int) -> torch.Tensor:
         """int64 [batch]."""

@@ -7,15 +7,14 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.chunk import Chunk, Records
-from pipeline.grammars.walk import Walk
 from pipeline.records import Finished, Packed
 from pipeline.request import Request
-from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
+from pipeline.rollout import FinishReason, Rollout, SamplingMask, TopLogprobs
 from pipeline.state import State
 
 
 class Finish:
-    """Scans the committed tokens one by one; the one that ends the output is the last that is kept.
+    """Scans the committed tokens; the one that ends the output is the last that is kept.
 
     A time limit is looked at once a round, behind its last token.
     """
@@ -43,29 +42,36 @@ class Finish:
 
     @staticmethod
     def _extend(state: State, request: Request, chunk: Chunk) -> None:
-        length = 0
-        for token in chunk.token_ids.tolist():
-            length += 1
-            request.token_ids.append(token)
-            request.finish_reason = request.scanner.push(token)
-            if request.grammar is not None and request.finish_reason is None:
-                _follow(request, request.grammar, token)
-            if request.finish_reason is None and request.remaining(state.options.max_length) <= 0:
-                request.finish_reason = "length"
-            if request.finish_reason:
-                break
-        if request.finish_reason is None and request.deadline is not None and state.clock() >= request.deadline:
-            request.finish_reason = "time"
+        tokens = chunk.token_ids.tolist()
+        room = max(request.remaining(state.options.max_length), 1)
+        length, reason = (_scan if request.grammar is None else _follow)(request, tokens[:room])
+        request.token_ids += tokens[:length]
+        if reason is None and length == room:
+            reason = "length"
+        if reason is None and request.deadline is not None and state.clock() >= request.deadline:
+            reason = "time"
+        request.finish_reason = reason
         request.records.append(chunk.cut(length))
 
 
-def _follow(request: Request, grammar: Walk, token: int) -> None:
-    try:
-        if grammar.push(token):
-            request.finish_reason = "stop"
-    except ValueError as error:
-        request.fail(str(error))
-        request.finish_reason = "abort"
+def _scan(request: Request, tokens: list[int]) -> tuple[int, FinishReason | None]:
+    return request.scanner.scan(tokens)
+
+
+def _follow(request: Request, tokens: list[int]) -> tuple[int, FinishReason | None]:
+    """The same beside a grammar."""
+    assert request.grammar is not None
+    for i, token in enumerate(tokens):
+        reason = request.scanner.push(token)
+        if reason is None:
+            try:
+                reason = "stop" if request.grammar.push(token) else None
+            except ValueError as error:
+                request.fail(str(error))
+                reason = "abort"
+        if reason:
+            return i + 1, reason
+    return len(tokens), None
 
 
 def make_rollout(request: Request, tokenizer: Any) -> Rollout:

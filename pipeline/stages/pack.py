@@ -45,46 +45,58 @@ class Pack:
         return pack_rows(rows, enumerate(captured.verified.proposal.requests), state.options.max_support)
 
 
+class _Masks:
+    """A capture taken apart; what is looked up for each request is taken out of the arrays once for all."""
+
+    def __init__(self, capture: gpu.Capture):
+        self._ids, self._logprobs = capture.token_ids, capture.logprobs
+        self._starts, self._offsets = capture.row_start.tolist(), capture.offsets.tolist()
+        self._sizes = np.diff(capture.offsets)
+
+    def of(self, b: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sizes, ids and log-probabilities of a request's first rows."""
+        first = self._starts[b]
+        entries = slice(self._offsets[first], self._offsets[first + length])
+        return self._sizes[first : first + length], self._ids[entries], self._logprobs[entries]
+
+
 def pack_rows(rows: BlockRows, requests: Iterable[tuple[int, Request]], max_support: int) -> Packed:
-    """The rows of these requests, each with its index in the block."""
+    """The rows of these requests, each with its index in the block: views of the block's arrays."""
     requests = list(requests)
+    masks = None if rows.capture is None else _Masks(rows.capture)
     chunks, failures = [], []
     for b, request in requests:
         length, failure = _reached(rows, b, request, max_support)
-        chunks.append(_chunk(rows, b, length, request))
+        sizes = ids = logprobs = None
+        if masks is not None and request.params.return_sampling_mask:
+            sizes, ids, logprobs = masks.of(b, length)
+        top_ids, top_values = _top(rows, b, length, request.params.top_logprobs)
+        audit = None if rows.audits is None else rows.audits[b]
+        chunks.append(
+            Chunk(
+                rows.verdict.tokens[b, :length],
+                rows.verdict.logprobs[b, :length],
+                sizes,
+                ids,
+                logprobs,
+                top_ids,
+                top_values,
+                None if audit is None else audit.cut(length),
+            )
+        )
         failures.append(failure)
     accepted = rows.verdict.num_accepted[[b for b, _ in requests]]
     return Packed([request for _, request in requests], chunks, failures, accepted)
 
 
-def _chunk(rows: BlockRows, b: int, length: int, request: Request) -> Chunk:
-    # Copies: a request must not keep its neighbours' part of the block alive.
-    verdict, capture = rows.verdict, rows.capture
-    mask_sizes = mask_ids = mask_logprobs = top_ids = top_values = None
-    if capture is not None and request.params.return_sampling_mask:
-        first = capture.row_start[b]
-        offsets = capture.offsets[first : first + length + 1]
-        mask_sizes = np.diff(offsets)
-        mask_ids = capture.token_ids[offsets[0] : offsets[-1]].copy()
-        mask_logprobs = capture.logprobs[offsets[0] : offsets[-1]].copy()
-    audit = None if rows.audits is None else rows.audits[b]
-    most = request.params.top_logprobs
-    if most:
-        assert rows.top_start is not None
-        assert rows.top_ids is not None
-        assert rows.top_values is not None
-        own = slice(rows.top_start[b], rows.top_start[b] + length)
-        top_ids, top_values = rows.top_ids[own, :most].copy(), rows.top_values[own, :most].copy()
-    return Chunk(
-        verdict.tokens[b, :length].copy(),
-        verdict.logprobs[b, :length].copy(),
-        mask_sizes,
-        mask_ids,
-        mask_logprobs,
-        top_ids,
-        top_values,
-        None if audit is None else audit.cut(length),
-    )
+def _top(rows: BlockRows, b: int, length: int, most: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    if not most:
+        return None, None
+    assert rows.top_start is not None
+    assert rows.top_ids is not None
+    assert rows.top_values is not None
+    own = slice(rows.top_start[b], rows.top_start[b] + length)
+    return rows.top_ids[own, :most], rows.top_values[own, :most]
 
 
 def _reached(rows: BlockRows, b: int, request: Request, max_support: int) -> tuple[int, str | None]:
