@@ -145,6 +145,20 @@ def test_graphs_that_are_given_up_are_captured_again():
     assert len(few._engine.rounds.graphs._graphs) == 1
 
 
+def test_graphs_work_in_memory_of_their_own():
+    """What others give up, as `torch.compile`'s graphs do with cuBLAS's workspaces, is no part of them."""
+    own, params = pipe(dtype="bfloat16"), [replace(SAMPLED, seed=i) for i in range(len(PROMPTS))]
+    for _ in range(2):
+        want = own.generate(PROMPTS, params)
+    captured = sum(graphs.num_captured for graphs in own._engine.graphs)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    taken = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]  # where they may have been
+    assert_same(own.generate(PROMPTS, params), want, exact=True)
+    assert sum(graphs.num_captured for graphs in own._engine.graphs) == captured
+    assert all(bool(one.isnan().all()) for one in taken)
+
+
 def test_new_weights_reach_captured_graphs():
     graphs = pipe("ordinary")  # whose shapes depend on no token
     graphs.generate(PROMPTS, SAMPLED)

@@ -67,10 +67,25 @@ class Graphs:
         stream = torch.cuda.current_stream()
         # Relaxed, and without the garbage collector: a kernel loaded at its first use and memory given back meanwhile
         # are no part of the graph and must not end it.
-        with _uncollected(), torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="relaxed"):
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="relaxed")
+        with _uncollected(), _own_workspaces(), capture:
             body()
         self.num_captured += 1
         return graph
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let cuBLAS work in the graph's own memory inside the block.
+
+    torch keeps cuBLAS's workspaces for all who use a stream, and gives them up when somebody else (the CUDA graphs of
+    `torch.compile`, say) asks for it: a graph that works in one would write to memory that is no longer its own.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager
