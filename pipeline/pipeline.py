@@ -35,12 +35,13 @@ import torch
 from tqdm.auto import tqdm
 
 from model_loaders import load_draft, load_target
+from pipeline.call import Call
 from pipeline.contract import Capabilities, check_thresholds
 from pipeline.engine import make_engine
 from pipeline.engine.buckets import KV_STEP
 from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
-from pipeline.intake import Intake, policies_of
+from pipeline.intake import Intake
 from pipeline.ngram import NgramProposer
 from pipeline.operators import use_kernels
 from pipeline.params import SamplingParams
@@ -140,27 +141,14 @@ class SpeculativePipeline:
         Raises:
             InvalidRequest: `params` and `prompts` don't match.
         """
-        policies = policies_of(prompts, params)
-        distinct = list({id(policy): policy for policy in policies}.values())
-        numbers = {id(policy): number for number, policy in enumerate(distinct)}
-        results: dict[int, list[Rollout]] = {}
+        call = Call(self._intake, prompts, params)
         try:
-            for index, (prompt, policy) in enumerate(zip(prompts, policies, strict=True)):
-                ticket = self._intake.ticket()
-                try:
-                    token_ids = self._intake.admissible(prompt, policy, self.capabilities)
-                except InvalidRequest as refusal:
-                    results[ticket] = Rollout.refused(str(refusal), index, policy.n, numbers[id(policy)])
-                else:
-                    results[ticket] = []
-                    self._intake.enqueue(ticket, token_ids, policy, index, numbers[id(policy)])
-            self._collect(results, progress)
+            self._run(call, progress)
         finally:
             # What an interrupted call left; the pipeline goes on without it.
-            self.state.abandon(results)
-            self._stepper.forget(results)
-        rollouts = [r for found in results.values() for r in sorted(found, key=lambda r: r.sample_index)]
-        result = Rollouts(rollouts, describe(self.state, self.capabilities, distinct))
+            self.state.abandon(call.tickets)
+            self._stepper.forget(call.tickets)
+        result = Rollouts(call.rollouts(), describe(self.state, self.capabilities, call.distinct))
         if result.failed:
             first = result.failed[0]
             warnings.warn(
@@ -300,17 +288,18 @@ class SpeculativePipeline:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _collect(self, results: dict[int, list[Rollout]], progress: bool) -> None:
-        open_samples = sum(request.prompt.ticket in results for request in self.state.waiting)
-        tokens, started = 0, time.perf_counter()
-        with tqdm(total=open_samples, disable=not progress, unit="sample") as bar:
-            while open_samples:
+    def _run(self, call: Call, progress: bool) -> None:
+        most, tokens, started = self.state.options.max_batch, 0, time.perf_counter()
+        with tqdm(total=call.num_open, disable=not progress, unit="sample") as bar:
+            while call.num_open:
+                for _ in range(min(call.num_coming, 1) if self.state.running else call.num_coming):
+                    if len(self.state.waiting) < most:
+                        call.queue(self.capabilities)
+                if not self.has_work:  # all that were left are refused
+                    break
                 step = self.step()
-                self._unclaimed += [rollout for request, rollout in step.ended if request.prompt.ticket not in results]
-                for request, rollout in step.ended:
-                    if request.prompt.ticket in results:
-                        results[request.prompt.ticket].append(rollout)
-                        open_samples -= 1
-                        bar.update()
+                others = [r for request, r in step.ended if not call.take(request.prompt.ticket, r)]
+                self._unclaimed.extend(others)
                 tokens += step.num_tokens
+                bar.update(bar.total - call.num_open - bar.n)
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - started):.0f} tokens/s", refresh=False)
