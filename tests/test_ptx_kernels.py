@@ -21,6 +21,7 @@ from gpu.support.narrow import narrow_kernel
 from gpu.support.pick import pick_kernel
 from gpu.support.pick_whole import pick_whole_kernel
 from gpu.support.scan import scan_kernel
+from gpu.support.settle import settle_kernel
 from gpu.support.weigh import weigh_kernel
 from gpu.verification.chain import verify_kernel
 from gpu.verification.law import by_logits
@@ -35,6 +36,7 @@ WEIGHT_FMAS, LOG_FMAS = 8, 12  # in gpu/weights.py: of `weight`, of `log64`
 
 KERNELS = {
     **{f"scan {name}": (scan_kernel, name) for name in DTYPES},
+    **{f"scan_and_estimate {name}": (scan_kernel, name, True) for name in DTYPES},
     **{f"pick {name}": (pick_kernel, name) for name in DTYPES},
     **{f"verify {name}": (verify_kernel, name, None) for name in DTYPES},
     **{
@@ -49,6 +51,7 @@ KERNELS = {
     "round float32 proposing float32": (round_kernel, "float32", "float32"),
     **{f"weigh {name}": (weigh_kernel, name) for name in DTYPES[::2]},
     **{f"narrow {name}": (narrow_kernel, name) for name in DTYPES[::2]},
+    **{f"settle {name}": (settle_kernel, name) for name in DTYPES[::2]},
     "pick_whole bfloat16": (pick_whole_kernel, "bfloat16"),
     "round_whole float32": (round_kernel, "float32", None, True),
     **{f"spread {name}": (spread_kernel, name) for name in DTYPES[::2]},
@@ -66,6 +69,8 @@ SPILLED = {
     "narrow": 192,
     "pick_whole": 416,
     "round_whole": 400,
+    "draw_whole": 56,
+    "settle": 224,
     # Where a rejected draft's law is taken from its policy, which reads two rows.
     "verify_by_logits": 400,
     "round_by_logits": 800,
@@ -86,11 +91,12 @@ def cases(*kinds):
 
 
 LATER = (
-    "pick", "verify", "capture", "round", "weigh", "narrow", "pick_whole", "round_whole", "spread",
+    "pick", "verify", "capture", "round", "settle", "weigh", "narrow", "pick_whole", "round_whole", "spread",
     "verify_by_logits", "round_by_logits", "draw", "draw_whole",
 )  # fmt: skip
 LAYERS = "gate", "turn"
-ALL = "scan", "relay", *LAYERS, *LATER
+SCANS = "scan", "scan_and_estimate"
+ALL = *SCANS, "relay", *LAYERS, *LATER
 
 
 @cases(*ALL)
@@ -110,13 +116,18 @@ def test_nothing_is_spilled(case):
     assert facts.stack_bytes <= limit
 
 
-@cases("scan")
+@cases(*SCANS)
 def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
     _, ptx, facts = compiled(case)
+    estimates = case.startswith("scan_and_estimate")
     assert facts.num_16_byte_loads == 4
     assert len(re.findall(r"\bld\.global\.L1::no_allocate\.v4", ptx)) == 4
-    assert not re.search(r"\bld\.global\.(?!L1)", ptx)  # and nothing else of the logits
-    assert facts.num_f64 == facts.num_fma == 0
+    others = re.findall(r"\bld\.global\.(?!L1)\w+", ptx)  # nothing else of the logits
+    assert len(others) == (4 if estimates else 0)  # what bounds the row
+    per_thread = 16 if case.endswith("float32") else 32  # elements
+    assert facts.num_f64 == 0
+    assert facts.num_fma == (per_thread + 1 if estimates else 0)
+    assert len(re.findall(r"\bex2\.approx\.ftz\.f32", ptx)) == (per_thread + 2 if estimates else 0)
     assert facts.registers <= 32  # four blocks of 512 threads a multiprocessor
     assert set(facts.atomics) == {"atom.shared.add.u32", "atom.global.add.u32"}
     packed = {"float32": r"max\.NaN\.f32", "float16": r"max\.NaN\.f16x2", "bfloat16": r"max\.NaN\.bf16x2"}
@@ -128,7 +139,7 @@ def test_the_scan_reads_wide_and_reduces_in_few_instructions(case):
 def test_rows_are_read_again_wide(case):
     wide = {"pick": 9, "verify": 6, "capture": 1, "round": 24, "weigh": 4, "narrow": 4}
     wide |= {"pick_whole": 9, "round_whole": 24, "spread": 4, "verify_by_logits": 4, "round_by_logits": 24}
-    wide |= {"draw": 24, "draw_whole": 24}
+    wide |= {"draw": 24, "draw_whole": 24, "settle": 9}
     assert compiled(case)[2].num_16_byte_loads >= wide[case.split()[0]]
 
 
@@ -138,13 +149,14 @@ def test_float64_is_rare(case):
     _, ptx, facts = compiled(case)
     limits = {"pick": 60, "verify": 240, "capture": 80, "round": 290, "weigh": 60, "narrow": 10}
     limits |= {"pick_whole": 80, "round_whole": 310, "spread": 70, "verify_by_logits": 190, "round_by_logits": 290}
-    limits |= {"draw": 210, "draw_whole": 230}
+    limits |= {"draw": 210, "draw_whole": 230, "settle": 100}
     assert facts.num_f64 <= limits[case.split()[0]]
-    if case.startswith(("pick", "weigh", "narrow")):
+    if case.startswith(("pick", "settle", "weigh", "narrow")):
         least = {"weigh": 4}.get(case.split()[0], 1)  # weights in the loop; its search for a window has one a bin
         weighing = [loop for loop in innermost_loops(ptx) if loop.count(LAST_TERM) >= least]
-        assert len(weighing) > (5 if case.startswith("pick") else 0)
-        assert not any(computes_in_f64(loop) for loop in weighing)
+        assert len(weighing) > (5 if case.startswith(("pick", "settle")) else 0)
+        in_f64 = sum(map(bool, map(computes_in_f64, weighing)))
+        assert in_f64 <= (2 if case.startswith("settle") else 0)  # one over a row's chunks, by four and one by one
 
 
 @cases(*LAYERS)
@@ -152,7 +164,7 @@ def test_layers_compute_in_float32(case):
     assert compiled(case)[2].num_f64 == 0
 
 
-@cases("scan", "pick", "verify", "verify_by_logits", "capture", "draw")
+@cases(*SCANS, "pick", "settle", "verify", "verify_by_logits", "capture", "draw")
 def test_atomics_are_32_bits_wide(case):
     for name in compiled(case)[2].atomics.keys() - {TICKET}:
         assert name.endswith(("u32", "s32", "b32")), name

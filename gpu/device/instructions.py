@@ -6,6 +6,8 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 if SIMULATED:
     from gpu.device.simulated import (
         add_at,
+        divide_approximately,
+        exp2_approximate,
         fetch_early,
         float_to_half,
         half_to_float,
@@ -22,6 +24,8 @@ if SIMULATED:
 else:
     from gpu.device.ptx import (
         add_at,
+        divide_approximately,
+        exp2_approximate,
         fetch_early,
         float_to_half,
         half_to_float,
@@ -39,6 +43,8 @@ else:
 __all__ = [
     "SIMULATED",
     "add_at",
+    "divide_approximately",
+    "exp2_approximate",
     "fetch_early",
     "float_to_half",
     "half_to_float",

@@ -110,6 +110,27 @@ def float_to_half(typing_context, value):
 
 
 @intrinsic
+def divide_approximately(typing_context, a, b):
+    """a/b of two float32 within 2 units in the last place, for b in 2^-126..2^126."""
+
+    def codegen(context, builder, signature, args):
+        form = ir.FunctionType(_FLOAT, [_FLOAT, _FLOAT])
+        return builder.asm(form, "div.approx.ftz.f32 $0, $1, $2;", "=f,f,f", args, False)
+
+    return types.float32(types.float32, types.float32), codegen
+
+
+@intrinsic
+def exp2_approximate(typing_context, value):
+    """2^value of a float32 with a relative error of up to 2^-22; denormal results are 0."""
+
+    def codegen(context, builder, signature, args):
+        return builder.asm(ir.FunctionType(_FLOAT, [_FLOAT]), "ex2.approx.ftz.f32 $0, $1;", "=f,f", args, False)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
 def add_at(typing_context, pointer, index, value):
     """Atomic pointer[index] += value; returns what was there."""
 

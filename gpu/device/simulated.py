@@ -72,6 +72,17 @@ def float_to_half(value):
         return np.uint32(np.float16(value).view(np.uint16))
 
 
+def divide_approximately(a, b):
+    """a/b of two float32, almost."""
+    return np.float32(np.float32(a) / np.float32(b))
+
+
+def exp2_approximate(value):
+    """2^value of a float32, almost."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.exp2(np.float32(value))
+
+
 def add_at(pointer, index, value):
     """Atomic pointer[index] += value; returns what was there."""
     with _LOCK:

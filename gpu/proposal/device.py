@@ -1,4 +1,4 @@
-"""The draw on a device: two launches, four where rows are weighed whole; no synchronisation."""
+"""The draw on a device: two launches, five where rows may have to be weighed whole; no synchronisation."""
 
 from dataclasses import replace
 
@@ -60,10 +60,11 @@ def draw(
         pointer(drawn.share), pointer(uniforms), index.shape[1], first,
     )  # fmt: skip
     whole_rows = whole_rows and rows.vocabulary > CANDIDATES  # a block sees so few at a glance
-    support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next
     of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
-    if whole_rows:
-        support_device.weigh(rows, marks, of_filter, of_rows, whole)
+    if whole_rows:  # behind all checks: a scan that nothing follows would spoil the next
+        support_device.scan_and_weigh(rows, marks, of_filter, of_rows, whole)
+    else:
+        support_device.scan(rows, marks)
     draw_kernel(rows.form.name, whole_rows).launch(
         (rows.num_rows,), rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), drafts
     )

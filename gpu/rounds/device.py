@@ -1,4 +1,4 @@
-"""A round on a device: two launches, five where rows are weighed whole; no synchronisation."""
+"""A round on a device: two launches, six where rows may have to be weighed whole; no synchronisation."""
 
 import numpy as np
 
@@ -43,10 +43,11 @@ def run(
         rows, logits, support, *request, *thresholds, verdict
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
-    support_device.scan(rows, marks)  # behind all checks: a scan that nothing follows would spoil the next
     of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
-    if whole_rows:
-        support_device.weigh(rows, marks, of_filter, of_rows, whole)
+    if whole_rows:  # behind all checks: a scan that nothing follows would spoil the next
+        support_device.scan_and_weigh(rows, marks, of_filter, of_rows, whole)
+    else:
+        support_device.scan(rows, marks)
     captures = capture.captures_argument(wanted, max_support, masks)
     round_kernel(rows.form.name, proposal_name, whole_rows).launch(
         (batch * width,),

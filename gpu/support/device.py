@@ -1,4 +1,4 @@
-"""The filter on a device: two launches, four where rows are weighed whole; no synchronisation."""
+"""The filter on a device: two launches, five where rows may have to be weighed whole; no synchronisation."""
 
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from gpu.support.pick_whole import pick_whole_kernel
 from gpu.support.policy import Rows, rows_argument
 from gpu.support.record import Support, Walk
 from gpu.support.scan import LOADS, scan_kernel
+from gpu.support.settle import settle_kernel
 from gpu.support.weigh import weigh_kernel
 from gpu.support.whole import PARTS, SUMS, Whole, room_for, whole_argument
 
@@ -59,6 +60,7 @@ def _allocate(
             sums=zeros((num_rows, SUMS), np.int64),
             tally=zeros((num_rows, BINS), np.int32),
             inside=empty((num_rows, 2, room_for(vocabulary)), np.int32),
+            estimates=empty((num_rows, chunks), np.float32),
             known=zeros((num_rows, chunks + 1), np.int32),
         ),
     )
@@ -109,9 +111,11 @@ def scan(rows: DeviceLogits, marks: Marks) -> None:
     scan_kernel(rows.form.name).launch((rows.num_rows * marks.chunks,), rows.argument, marks)
 
 
-def weigh(rows: DeviceLogits, marks: Marks, bounds: Filter, of_rows: Rows, whole: Whole) -> None:
-    """Launch the two kernels between the scan and the last one, for rows that are weighed whole."""
+def scan_and_weigh(rows: DeviceLogits, marks: Marks, bounds: Filter, of_rows: Rows, whole: Whole) -> None:
+    """Launch all but the last kernel where rows may have to be weighed whole; the last must follow."""
     grid = (rows.num_rows * marks.chunks,)
+    scan_kernel(rows.form.name, True).launch(grid, rows.argument, marks, bounds, of_rows, whole)
+    settle_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows, whole)
     weigh_kernel(rows.form.name).launch(grid, rows.argument, marks, bounds, of_rows, whole)
     narrow_kernel(rows.form.name).launch(grid, rows.argument, marks, of_rows, whole)
 
@@ -132,11 +136,11 @@ def select(
     out, marks, bounds = filter_arguments(rows, temperature, top_k, top_p, min_p, joint, capacity, out)
     if rows.num_rows:
         of_rows = rows_argument(out)
-        scan(rows, marks)
         if whole_rows:
             whole = whole_argument(walk_of(out))
-            weigh(rows, marks, bounds, of_rows, whole)
+            scan_and_weigh(rows, marks, bounds, of_rows, whole)
             pick_whole_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows, whole)
         else:
+            scan(rows, marks)
             pick_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows)
     return out

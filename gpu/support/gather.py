@@ -26,7 +26,8 @@ class Gather(NamedTuple):
     """The steps, for one dtype and block size."""
 
     maxima: Any  # (row, begin) -> this thread's stored maxima, from granule `begin` on
-    bound: Any  # (counts, at, need, shared): box = bin, granules that reach it, granules above it; counts = 0
+    bound: Any  # (counts, at, need, shared): box = bin, granules that reach it, granules above it
+    clear: Any  # (counts, at): zero again
     refine: Any  # (row, maxima, need, shared): from the box, the bound's 16 bits; box 1: granules that reach it
     list_granules: Any  # (row, maxima, bound, shared) -> how many; ascending, to the work area
     take: Any  # (row, num_listed, base, shared) -> how many elements have key >= base; the first CANDIDATES stored
@@ -71,8 +72,6 @@ def gather_of(name: str, threads: int) -> Gather:
             count = np.int32(counts[at + top - i])
             shared[np.uint32(WORK + top - i)] = count  # nearer, for the search below
             own = np.int32(own + count)
-        for i in range(per_thread):
-            counts[at + top - i] = 0
         before, total = prefix32(own, shared[SCRATCHES:])
         if before < need <= before + own:
             slot = top
@@ -86,6 +85,12 @@ def gather_of(name: str, threads: int) -> Gather:
         if cuda.threadIdx.x == 0 and total < need:
             shared[BOX], shared[BOX + 1], shared[BOX + 2] = 0, total, total
         cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def clear(counts, at):
+        top = np.int32(BINS - 1 - per_thread * cuda.threadIdx.x)
+        for i in range(per_thread):
+            counts[at + top - i] = 0
 
     # A thread's 32 stored maxima as bits: word j of sweep i, half h, at 16*h + 4*i + j.
 
@@ -220,4 +225,4 @@ def gather_of(name: str, threads: int) -> Gather:
             cuda.syncthreads()
         return size
 
-    return Gather(maxima, bound, refine, list_granules, take)
+    return Gather(maxima, bound, clear, refine, list_granules, take)

@@ -10,7 +10,7 @@ found out what there is to know. Nothing depends on the launch.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, int32, int64, void
@@ -38,22 +38,54 @@ _OK, _INVALID = np.uint8(status.OK), np.uint8(status.INVALID)
 _POSITIVE_ZERO, _NEGATIVE_ZERO = np.uint32(0x8000), np.uint32(0x7FFF)  # stored maxima
 
 
-@lru_cache
-def pick_of(name: str, threads: int) -> Any:
-    """A device function for logits of this dtype: (index, mass, base, cutoff, logits, marks, bounds, rows, shared,
-    scratch64).
+@cuda.jit(device=True)
+def need_of(k, top_p, min_p, greedy):
+    """How many of a row's largest elements are looked at first; 0: none, because all are kept."""
+    need = np.int32(1) if greedy else np.int32(k)
+    if need == 0 and (top_p < np.float32(1.0) or min_p > np.float32(0.0)):
+        need = np.int32(_GUESS)
+    return need
 
-    Fills one row of `rows` and returns its Policy, in every thread and before all of the row is in memory. mass: of the
-    whole row, 0 where it isn't known. base: where it isn't 0, all but min-p has cut the row: what is kept has no key
-    below the base and no value below the cutoff. shared: int32 [gather.SHARED], scratch64: int64 [SCRATCH64].
-    """
+
+class Steps(NamedTuple):
+    """What picks have in common, for one dtype and block size."""
+
+    gather: (
+        Any  # (row, prefetched, need, known_base, shared), behind `bound` -> how many or -1, the key that they reach
+    )
+    cut: Any  # (row, size, base, top, k, top_p, joint, of_row, scale, shared, scratch64): see there
+    write: Any  # (index, out, greedy, count, total, kept, arg, maximum, rows) -> cutoff: leaves what is known of a row
+
+
+@lru_cache
+def steps_of(name: str, threads: int) -> Steps:
+    """The steps for logits of this dtype."""
     form = format_of(name)
-    granule, value_of = 2 * form.lanes, form.value
-    minus_inf, plus_inf, to_stored = form.minus_inf, form.plus_inf, np.uint32(form.bits - 16)
-    negative_zero = np.uint32(form.negative_zero)
-    maxima_of, bound, refine, list_granules, take = gather_of(name, threads)
+    value_of, minus_inf, to_stored = form.value, form.minus_inf, np.uint32(form.bits - 16)
+    _, _, _, refine, list_granules, take = gather_of(name, threads)
     kth, crossing, both = levels_of(name, threads)
-    finish_candidates, finish_row, write_row, row_mass, _ = finish_of(name, threads)
+    row_mass = finish_of(name, threads).row_mass
+
+    @cuda.jit(device=True)
+    def gather(row, prefetched, need, known_base, shared):
+        least = np.uint32(shared[BOX] << 5)
+        if known_base == 0 and shared[BOX + 1] > need + (need >> 1) + 128:
+            refine(row, prefetched, need, shared)
+            least = np.uint32(shared[BOX])
+        reach = np.int32(shared[BOX + 1])
+        if least == _POSITIVE_ZERO:  # the two zeros are one value
+            least = _NEGATIVE_ZERO
+        least = max(least, np.uint32(1))
+        base = max(np.uint32(least << to_stored), np.uint32(minus_inf + 1))
+        if known_base != 0:
+            base, least, need, reach = known_base, np.uint32(known_base >> to_stored), np.int32(1), np.int32(0)
+        size = np.int32(-1)
+        if need > 0 and reach <= LISTED:
+            num_listed = list_granules(row, prefetched, least, shared)
+            if num_listed <= LISTED:
+                size = take(row, num_listed, base, shared)
+                size = size if size <= CANDIDATES else np.int32(-1)
+        return size, base
 
     @cuda.jit(device=True)
     def cut(row, size, base, top, k, top_p, joint, of_row, scale, shared, scratch64):
@@ -74,6 +106,38 @@ def pick_of(name: str, threads: int) -> Any:
         return least, reached or k > 0
 
     @cuda.jit(device=True)
+    def write(index, out, greedy, count, total, kept, arg, maximum, rows):
+        cutoff = np.float32(value_of(kept) + np.float32(0.0))  # a kept -0.0 and a kept +0.0 are one value
+        if cuda.threadIdx.x == 0:
+            if greedy:
+                rows.token_ids[out], rows.weights[out] = np.int32(arg), np.int64(ONE)
+                rows.entry_logits[out] = maximum
+            rows.status[index], rows.greedy[index] = _OK, np.uint8(1 if greedy else 0)
+            rows.maximum[index], rows.cutoff[index] = maximum, cutoff
+            rows.count[index], rows.total[index], rows.argmax[index] = count, total, np.int32(arg)
+        return cutoff
+
+    return Steps(gather, cut, write)
+
+
+@lru_cache
+def pick_of(name: str, threads: int) -> Any:
+    """A device function for logits of this dtype: (index, mass, base, cutoff, logits, marks, bounds, rows, shared,
+    scratch64).
+
+    Fills one row of `rows` and returns its Policy, in every thread and before all of the row is in memory. mass: of the
+    whole row, 0 where it isn't known. base: where it isn't 0, all but min-p has cut the row: what is kept has no key
+    below the base and no value below the cutoff. shared: int32 [gather.SHARED], scratch64: int64 [SCRATCH64].
+    """
+    form = format_of(name)
+    granule, value_of = 2 * form.lanes, form.value
+    minus_inf, plus_inf = form.minus_inf, form.plus_inf
+    negative_zero = np.uint32(form.negative_zero)
+    maxima_of, bound, clear, _, _, _ = gather_of(name, threads)
+    gather, cut, write = steps_of(name, threads)
+    finish_candidates, finish_row, write_row, _, _ = finish_of(name, threads)
+
+    @cuda.jit(device=True)
     def pick(index, mass, known_base, known_cutoff, logits, marks, bounds, rows, shared, scratch64):
         vocabulary = logits.vocabulary
         row = open_row(logits, index, granule, marks.maxima, marks.stride)
@@ -81,10 +145,9 @@ def pick_of(name: str, threads: int) -> Any:
         temperature, k, top_p, min_p, greedy, good = limits_of(bounds, rows, index, vocabulary)
         top = top_of(marks, index)
         top = np.uint32(top + np.uint32(1 if top == negative_zero else 0))
-        need = np.int32(1) if greedy else np.int32(k)
-        if need == 0 and (top_p < np.float32(1.0) or min_p > np.float32(0.0)):
-            need = np.int32(_GUESS)
+        need = need_of(k, top_p, min_p, greedy)
         bound(marks.counts, np.int64(index) * BINS, max(need, np.int32(1)), shared)
+        clear(marks.counts, np.int64(index) * BINS)
         if not (minus_inf < top < plus_inf and good):
             if cuda.threadIdx.x == 0:
                 rows.status[index], rows.greedy[index] = _INVALID, np.uint8(0)
@@ -94,23 +157,7 @@ def pick_of(name: str, threads: int) -> Any:
             return Policy(
                 False, False, np.int32(0), np.int32(-1), np.int64(0), nothing, nothing, temperature, nothing, nothing
             )  # fmt: skip
-        least = np.uint32(shared[BOX] << 5)
-        if known_base == 0 and shared[BOX + 1] > need + (need >> 1) + 128:
-            refine(row, prefetched, need, shared)
-            least = np.uint32(shared[BOX])
-        reach = np.int32(shared[BOX + 1])
-        if least == _POSITIVE_ZERO:  # the two zeros are one value
-            least = _NEGATIVE_ZERO
-        least = max(least, np.uint32(1))
-        base = max(np.uint32(least << to_stored), np.uint32(minus_inf + 1))
-        if known_base != 0:
-            base, least, need, reach = known_base, np.uint32(known_base >> to_stored), np.int32(1), np.int32(0)
-        size = np.int32(-1)
-        if need > 0 and reach <= LISTED:
-            num_listed = list_granules(row, prefetched, least, shared)
-            if num_listed <= LISTED:
-                size = take(row, num_listed, base, shared)
-                size = size if size <= CANDIDATES else np.int32(-1)
+        size, base = gather(row, prefetched, need, known_base, shared)
         maximum = np.float32(value_of(top) + np.float32(0.0))  # never -0.0
         cutoff, scale = maximum, Scale(maximum, np.float32(1.0), np.float32(0.0))
         if not greedy:
@@ -146,14 +193,7 @@ def pick_of(name: str, threads: int) -> Any:
                 write_row(row, kept, cutoff, scale, shared, rows, out)
         if greedy:
             count, total, kept = np.int32(1), np.int64(ONE), top
-        cutoff = np.float32(value_of(kept) + np.float32(0.0))  # a kept -0.0 and a kept +0.0 are one value
-        if cuda.threadIdx.x == 0:
-            if greedy:
-                rows.token_ids[out], rows.weights[out] = np.int32(arg), np.int64(ONE)
-                rows.entry_logits[out] = maximum
-            rows.status[index], rows.greedy[index] = _OK, np.uint8(1 if greedy else 0)
-            rows.maximum[index], rows.cutoff[index] = maximum, cutoff
-            rows.count[index], rows.total[index], rows.argmax[index] = count, total, np.int32(arg)
+        cutoff = write(index, out, greedy, count, total, kept, arg, maximum, rows)
         return Policy(
             True, greedy, count, np.int32(arg), total, cutoff, maximum, temperature, scale.c_hi, scale.c_lo
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The pick where rows have been weighed whole: it uses what gpu/support/whole.py knows, and else picks as ever."""
+"""The pick where rows may have been weighed whole: it uses what gpu/support/whole.py knows, and else picks as ever."""
 
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,21 @@ from gpu.support.limits import FILTER, limits_of
 from gpu.support.marks import MARKS
 from gpu.support.pick import MAX_REGISTERS, SCRATCH64, THREADS, pick_of
 from gpu.support.policy import ROWS, open_policy
-from gpu.support.whole import ABOVE, COUNT, FIRST, HIGH, LEAST, LOW, NUM_ABOVE, NUM_INSIDE, SUMS, TOTAL, WHOLE, top_of
+from gpu.support.whole import (
+    ABOVE,
+    COUNT,
+    FIRST,
+    HIGH,
+    LEAST,
+    LOW,
+    NUM_ABOVE,
+    NUM_INSIDE,
+    SETTLED,
+    SUMS,
+    TOTAL,
+    WHOLE,
+    top_of,
+)
 from gpu.weights import split_scale, weight
 
 _OK = np.uint8(status.OK)
@@ -76,9 +90,11 @@ def pick_whole_of(name: str, threads: int) -> Any:
 
     @cuda.jit(device=True)
     def use(index, limits, logits, marks, rows, whole, shared, scratch64):
-        # Base and cutoff for `pick`, if they are known; and whether the row is done, because it carries no entries.
+        # Base and cutoff for `pick`, if they are known; and whether the row is done: settled, or without entries.
         at = np.int64(np.int64(index) * SUMS)
         mass, low = np.int64(whole.sums[at + TOTAL]), np.uint32(whole.sums[at + LOW])
+        if mass == SETTLED:
+            return np.uint32(0), np.float32(0.0), True
         unfiltered = not limits.top_p < np.float32(1.0)
         if mass == 0 or limits.k != 0 or not (unfiltered or low != 0):
             return np.uint32(0), np.float32(0.0), False

@@ -40,6 +40,7 @@ class Walk:
     sums: Array  # int64 [R, 10]: zero between calls
     tally: Array  # int32 [R, BINS]: zero between calls
     inside: Array  # int32 [R, 2, room]
+    estimates: Array  # float32 [R, chunks]
     known: Array  # int32 [R, chunks + 1]: of gpu/capture/spread.py; zero between calls
 
 

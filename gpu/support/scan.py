@@ -2,20 +2,25 @@
 
 A block takes a chunk of a row, LOADS * THREADS vectors. It stores the key of each granule's largest element, cut to
 16 bits, and counts those in BINS bins a row; the k-th largest of them bounds the k-th largest logit from below, so the
-second kernel reads again only granules that reach it. NaN and +inf surface as the row's largest key.
+second kernel reads again only granules that reach it. NaN and +inf surface as the row's largest key. A variant of it
+estimates the masses of rows without a top_k on the way (gpu/support/estimate.py).
 """
 
 from functools import lru_cache
 
 import numpy as np
-from numba import cuda, int32, types, void
+from numba import cuda, float32, int32, types, void
 
 from gpu.device.block import FULL, WARP
-from gpu.device.instructions import add_at, load_four, warp_max_u32
+from gpu.device.instructions import add_at, divide_approximately, load_four, warp_max_u32
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, row_start
 from gpu.device.vectors import BINS, format_of, in_row
+from gpu.support.estimate import LOG2_E, chunk_mass_of, needs_mass, warp_mass_of
+from gpu.support.limits import FILTER, limits_of
 from gpu.support.marks import MARKS
+from gpu.support.policy import ROWS
+from gpu.support.whole import WHOLE
 
 THREADS = 512
 LOADS = 4
@@ -23,11 +28,15 @@ MAX_REGISTERS = 32  # four blocks a multiprocessor
 
 
 @lru_cache
-def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is (chunks * rows,): y ends at 65,535."""
+def scan_kernel(name: str, estimates: bool = False, threads: int = THREADS) -> Kernel:
+    """The kernel for logits of this dtype; its grid is (chunks * rows,): y ends at 65,535.
+
+    estimates: it estimates as well what the chunks weigh of rows that need their mass, and takes what tells those.
+    """
     form = format_of(name)
     lanes, key_of, minus_inf = form.lanes, form.key, form.minus_inf
     larger, key_of_word, load = form.larger, form.key_of_word, load_four(threads)
+    warp_mass, chunk_mass = warp_mass_of(name), chunk_mass_of(name)
     to_stored, to_bin = np.uint32(form.bits - 16), np.uint32(form.bits - 11)
     warps, per_thread, chunk_vectors = threads // WARP, BINS // threads, LOADS * threads
     chunk_size, granule, highest = chunk_vectors * lanes, 2 * lanes, np.uint32((1 << form.bits) - 1)
@@ -86,7 +95,8 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
     def count(key, bins):
         cuda.atomic.add(bins, np.uint32(key >> to_bin), np.int32(1))
 
-    def scan(logits, marks):
+    @cuda.jit(device=True)
+    def scan_chunk(logits, marks, bounds, rows, whole):
         bins = cuda.shared.array(BINS, int32)
         warp_largest = cuda.shared.array(WARP, types.uint32)
         thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
@@ -98,6 +108,11 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
         vector = np.int32(chunk * chunk_vectors + thread)
         index = np.int64(np.int64(start - head) // np.int64(lanes) + vector)
         words = load(logits.words, index, np.int32(2 * num_granules - 1 - vector))
+        scale = np.float32(0.0)
+        if whole is not None:  # while those are under way
+            limits = limits_of(bounds, rows, row, vocabulary)
+            if needs_mass(limits, bounds.joint):
+                scale = np.float32(divide_approximately(LOG2_E, limits.temperature))
         for i in range(per_thread):
             bins[np.uint32(i * threads + thread)] = 0
         even = (thread & 1) == 0
@@ -118,6 +133,14 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
         marks.halves[at] = np.uint16(first >> to_stored)
         marks.halves[at + threads] = np.uint16(second >> to_stored)
         largest = warp_max_u32(max(first, second))
+        if whole is not None:
+            warp_masses = cuda.shared.array(WARP, float32)
+            if scale > np.float32(0.0):
+                interior = begin >= 0 and np.int32(begin + chunk_size) <= vocabulary
+                of_thread = np.int32(vector * lanes - head)
+                mass = warp_mass(words, largest, scale, interior, of_thread, np.int32(threads * lanes), vocabulary)
+                if cuda.laneid == 0:
+                    warp_masses[np.uint32(thread // WARP)] = mass
         if cuda.laneid == 0:
             warp_largest[np.uint32(thread // WARP)] = largest
         cuda.syncthreads()
@@ -132,5 +155,20 @@ def scan_kernel(name: str, threads: int = THREADS) -> Kernel:
             largest = warp_max_u32(own)
             if thread == 0:
                 marks.chunk_largest[np.int64(row) * marks.chunks + chunk] = largest
+            if whole is not None:
+                mass = np.float32(0.0)
+                if scale > np.float32(0.0) and thread < warps:
+                    mass = warp_masses[np.uint32(thread)]
+                mass = chunk_mass(mass, own, largest, scale)
+                if scale > np.float32(0.0) and thread == 0:
+                    whole.estimates[np.int64(row) * marks.chunks + chunk] = mass
 
+    def scan(logits, marks):
+        scan_chunk(logits, marks, None, None, None)
+
+    def scan_and_estimate(logits, marks, bounds, rows, whole):
+        scan_chunk(logits, marks, bounds, rows, whole)
+
+    if estimates:
+        return Kernel(scan_and_estimate, void(LOGITS, MARKS, FILTER, ROWS, WHOLE), threads, MAX_REGISTERS)
     return Kernel(scan, void(LOGITS, MARKS), threads, MAX_REGISTERS)

@@ -28,6 +28,7 @@ from gpu.support.whole import (
     LEAST,
     LOW,
     PARTS,
+    SETTLED,
     SUMS,
     TOTAL,
     WHOLE,
@@ -163,6 +164,8 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         block = np.uint32(cuda.gridDim.x - 1 - cuda.blockIdx.x)
         row = np.int32(block // np.uint32(chunks))
         chunk = np.int32(np.int32(block) - row * chunks)
+        if whole.sums[np.int64(np.int64(row) * SUMS + TOTAL)] == SETTLED:
+            return
         limits = limits_of(bounds, rows, row, vocabulary)
         filters = limits.top_p < np.float32(1.0)
         alone = limits.k == 0

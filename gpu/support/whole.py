@@ -1,7 +1,9 @@
 """What is known of rows as a whole, for those that no finite top_k bounds: many blocks a row find it, one uses it.
 
-Two more kernels run between the scan and the pick where the caller says that such rows may be there:
+Where the caller says that such rows may be there, the scan estimates what they weigh (gpu/support/estimate.py), and
+three more kernels run between it and the pick:
 
+0  settle   every row whose kept set is certain by that, and found among its largest: they are done
 1  weigh    mass, number, least and first of what is kept of each chunk, and of the row; for a row with top_p a tally of
             every other logit by its distance from the maximum, from which follows a window in the order of the keys
             that should hold the crossing
@@ -15,7 +17,7 @@ no order of adding them up matters.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, int32, int64
+from numba import cuda, float32, int32, int64
 
 from gpu.device.block import WARP
 from gpu.device.instructions import warp_max_u32
@@ -24,8 +26,9 @@ from gpu.support.gather import CANDIDATES
 from gpu.support.record import Walk
 
 PARTS = 4  # of a chunk, int64: mass, number, least key, first token with the largest logit
-# Of a row, int64, zero between calls: the same four of the row (mass 0: not weighed);
+# Of a row, int64, zero between calls: the same four of the row (mass 0: not weighed, SETTLED: there is no need);
 TOTAL, COUNT, LEAST, FIRST = range(PARTS)
+SETTLED = -1
 # the window's keys (LOW 0: none), the mass and the number above it, the number in it; blocks that are done.
 LOW, HIGH, ABOVE, NUM_ABOVE, NUM_INSIDE, DONE = range(PARTS, PARTS + 6)
 SUMS = PARTS + 6
@@ -38,19 +41,21 @@ class Whole(NamedTuple):
     sums: Any  # int64 [R, SUMS]
     tally: Any  # int32 [R, BINS]: zero between calls
     inside: Any  # int32 [R, 2, room]: keys and ids of the elements in the window
+    estimates: Any  # float32 [R, chunks]: of rows that need their mass, what a chunk weighs in units of its largest
     room: Any
 
 
 WHOLE = record_of(
-    Whole, pointer_to(int64), pointer_to(int64), pointer_to(int32), pointer_to(int32), int32
+    Whole, pointer_to(int64), pointer_to(int64), pointer_to(int32), pointer_to(int32), pointer_to(float32), int32
 )  # fmt: skip
 
 
 def whole_argument(walk: Walk) -> Whole:
     """The argument of a kernel."""
     return Whole(
-        pointer(walk.parts), pointer(walk.sums), pointer(walk.tally), pointer(walk.inside), walk.inside.shape[2]
-    )
+        pointer(walk.parts), pointer(walk.sums), pointer(walk.tally), pointer(walk.inside), pointer(walk.estimates),
+        walk.inside.shape[2],
+    )  # fmt: skip
 
 
 def room_for(vocabulary: int) -> int:

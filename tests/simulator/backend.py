@@ -25,6 +25,7 @@ def up(array):
 
 FACTORIES = (
     (support_device, "scan_kernel"),
+    (support_device, "settle_kernel"),
     (support_device, "weigh_kernel"),
     (support_device, "narrow_kernel"),
     (support_device, "pick_kernel"),

@@ -9,7 +9,7 @@ import pytest
 import gpu
 from gpu.capture.device import allocate
 from gpu.support import device as support_device
-from gpu.support import whole, window
+from gpu.support import estimate, pick, whole, window
 from gpu.support.cutoffs import mass_limit
 from tests.backends import HOST, assert_same
 from tests.rounds import make_round
@@ -20,21 +20,24 @@ pytestmark = pytest.mark.filterwarnings("ignore:divide by zero")  # silent where
 
 
 class Paths:
-    """What the kernels before the pick have left for every row of every call; small windows while it is entered."""
+    """What the kernels before the pick have left for every row of every call; small windows while it is entered, and
+    unless it settles no row whose mass is only estimated."""
 
-    def __init__(self, few=4, half=20, room=None):
-        self.few, self.half, self.room = few, half, room
+    def __init__(self, few=4, half=20, room=None, settles=False):
+        self.few, self.half, self.room, self.settles = few, half, room, settles
         self.sums = []
 
     def __enter__(self):
         self.stack = ExitStack()
-        weigh = support_device.weigh
+        scan_and_weigh = support_device.scan_and_weigh
 
         def spy(rows, marks, bounds, of_rows, of_whole):
-            weigh(rows, marks, bounds, of_rows, of_whole)
+            scan_and_weigh(rows, marks, bounds, of_rows, of_whole)
             self.sums.append(np.array(of_whole.sums).reshape(-1, whole.SUMS))
 
-        patches = [(support_device, "weigh", spy), (window, "_FEW", self.few), (window, "_HALF", self.half)]
+        patches = [(support_device, "scan_and_weigh", spy), (window, "_FEW", self.few), (window, "_HALF", self.half)]
+        if not self.settles:
+            patches.append((estimate, "MARGIN", 1.0))
         if self.room is not None:
             patches.append((support_device, "room_for", lambda vocabulary: self.room))
         for module, name, value in patches:
@@ -47,6 +50,10 @@ class Paths:
     def column(self, field):
         """One field of all rows."""
         return np.concatenate(self.sums)[:, field]
+
+    def settled(self):
+        """Which rows needed no weighing."""
+        return (self.column(whole.TOTAL) == whole.SETTLED).tolist()
 
 
 def of(kinds, size, seed):
@@ -89,9 +96,10 @@ def test_a_window_that_overflows_or_misses_costs_only_time(dtype, half):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "order", "skew", "capacity"), [("bfloat16", "top_k_first", 5, 40), ("float32", "joint", 0, 500)]
+    ("dtype", "order", "skew", "capacity", "settles"),
+    [("bfloat16", "top_k_first", 5, 40, True), ("float32", "joint", 0, 500, False)],
 )
-def test_whole_rounds_are_the_host_twins(dtype, order, skew, capacity):
+def test_whole_rounds_are_the_host_twins(dtype, order, skew, capacity, settles):
     """Rows of every kind side by side: with top-k and without, greedy, invalid; twice into the same memory."""
     batch, width, size = 2, 3, 500
     round_ = make_round(60 + skew, batch, width, size, dtype, num_poisoned=1)
@@ -100,7 +108,7 @@ def test_whole_rounds_are_the_host_twins(dtype, order, skew, capacity):
         round_.logits, *round_.parameters, round_.drafts, round_.num_drafts, *round_.coins, round_.wanted, size,
     )  # fmt: skip
     options = {"filter_order": order, "capacity": capacity}
-    with Paths() as paths:
+    with Paths(settles=settles) as paths:
         results = Simulated(skew=skew, whole_rows=True).run_round(*arguments, **options)
     for got, want in zip(results, HOST.run_round(*arguments, **options), strict=True):
         assert_same(got, want)
@@ -108,6 +116,59 @@ def test_whole_rounds_are_the_host_twins(dtype, order, skew, capacity):
     weighed = paths.column(whole.TOTAL) > 0
     assert weighed.any()
     assert not weighed.all()
+    assert any(paths.settled())
+
+
+def peaked(size, seed, tail=0.02):
+    """float32 [size]: a few dozen likely logits, and what the others weigh together."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=size) * 2.5
+    likely = rng.choice(size, 24, replace=False)
+    head = 20 - rng.exponential(1.5, likely.size)
+    x -= np.log(np.exp(x).sum() / np.exp(head).sum() * (1 - tail) / tail)
+    x[likely] = head
+    return x.astype(np.float32)
+
+
+SIDE_BY_SIDE = (  # kind of row, temperature, top_k, top_p, min_p, whether it is settled in either order
+    ("peaked", 1, 0, 0.95, 0, True, True),
+    ("peaked", 0.5, 0, 0.9, 0.2, True, True),
+    ("peaked", 1, 0, 1, 0.01, True, True),  # min-p asks for no mass
+    ("peaked", 1, 5, 0.97, 0, True, True),
+    ("peaked", 0, 0, 0.5, 0, True, True),  # greedy
+    ("peaked", 1, 0, 1, 0, False, False),  # all is kept
+    ("normal", 3, 0, 0.95, 0, False, False),  # more than is looked at
+    ("normal", 3, 0, 1, 1e-9, False, False),
+    ("normal", 3, 8, 0.97, 0, True, True),
+    ("halves", 1, 0, 0.5, 0, False, False),  # the crossing is where the mass ends, to the last bit
+    ("halves", 1, 0, 0.6, 0, True, True),
+    ("halves", 1, 1000, 0.5, 0, False, False),  # no more tokens than that
+    ("halves", 1, 3, 0.875, 0, True, True),  # top-k cuts it there too
+    ("halves", 1, 4, 0.875, 0, True, False),
+    ("steep", 1e-4, 0, 0.95, 0, True, True),
+    ("zeros", 1, 0, 0.95, 0, True, True),  # ties, of both zeros
+    ("peaked", 2e30, 0, 0.95, 0, False, False),  # too hot for an estimate
+    ("empty", 1, 0, 0.95, 0, False, False),
+)
+
+
+@pytest.mark.parametrize(("dtype", "order", "skew"), [("bfloat16", "top_k_first", 3), ("float32", "joint", 0)])
+def test_rows_are_settled_if_their_support_is_certain_and_small(dtype, order, skew):
+    size = 600
+    kinds, *columns, first, joint = zip(*SIDE_BY_SIDE, strict=True)
+    made = {"peaked": lambda i: peaked(size, i), "empty": lambda i: np.full(size, -np.inf, np.float32)}
+    rng = np.random.default_rng(55)
+    x = np.stack([made[k](i) if k in made else landscape(k, size, rng) for i, k in enumerate(kinds)])
+    types = np.float32, np.int32, np.float32, np.float32
+    parameters = [np.array(values, kind) for values, kind in zip(columns, types, strict=True)]
+    with Paths(settles=True) as paths, mock.patch.object(pick, "_GUESS", 32):
+        Simulated(skew=skew, whole_rows=True).select_support(
+            cast(x, dtype), *parameters, filter_order=order, capacity=size
+        )
+    want = joint if order == "joint" else first
+    if dtype == "bfloat16":  # whose halves are none
+        want = [one or kind == "halves" for one, kind in zip(want, kinds, strict=True)]
+    assert list(zip(SIDE_BY_SIDE, paths.settled(), strict=True)) == list(zip(SIDE_BY_SIDE, want, strict=True))
 
 
 def test_neither_block_nor_place_changes_a_bit():

@@ -1,0 +1,110 @@
+"""The settling kernel: rows whose kept set is certain without weighing them whole, one block each, as the pick does it.
+
+It stands between the scan and the other kernels of gpu/support/whole.py and takes all rows, those that a top_k bounds
+too: what it finds out is what the pick would. It leaves to them what would have to be walked, or what depends on more
+than the estimate tells: the crossing of top-p for the least that the row can weigh is the crossing for all that it can
+weigh if what is kept weighs top_p of the most, for
+
+    mass(> x) < top_p * low <= top_p * mass <= top_p * high <= mass(>= x)
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import cuda, int32, int64, void
+
+from gpu.device.launch import Kernel
+from gpu.device.rows import LOGITS, open_row
+from gpu.device.vectors import BINS, format_of
+from gpu.support.cutoffs import mass_limit, min_p_cutoff
+from gpu.support.estimate import mass_between_of, needs_mass
+from gpu.support.finish import finish_of
+from gpu.support.gather import SHARED, gather_of
+from gpu.support.levels import Scale
+from gpu.support.limits import FILTER, limits_of
+from gpu.support.marks import MARKS
+from gpu.support.pick import MAX_REGISTERS, SCRATCH64, THREADS, need_of, steps_of
+from gpu.support.policy import ROWS
+from gpu.support.whole import SETTLED, SUMS, TOTAL, WHOLE, top_of
+from gpu.weights import LOWEST, ONE, split_scale
+
+
+@lru_cache
+def settle_of(name: str, threads: int) -> Any:
+    """A device function for logits of this dtype: (index, logits, marks, bounds, rows, whole, shared, scratch64).
+
+    Returns whether the row is settled: then it stands in `rows`, entries and all. shared, scratch64: as of `pick_of`.
+    """
+    form = format_of(name)
+    granule, value_of, negative_zero = 2 * form.lanes, form.value, np.uint32(form.negative_zero)
+    minus_inf, plus_inf = form.minus_inf, form.plus_inf
+    maxima_of, bound, _, _, _, _ = gather_of(name, threads)
+    gather, cut, write = steps_of(name, threads)
+    finish_candidates, mass_between = finish_of(name, threads).candidates, mass_between_of(name)
+
+    @cuda.jit(device=True)
+    def settle(index, logits, marks, bounds, rows, whole, shared, scratch64):
+        row = open_row(logits, index, granule, marks.maxima, marks.stride)
+        prefetched = maxima_of(row, 0)
+        limits = limits_of(bounds, rows, index, logits.vocabulary)
+        k, top_p, greedy = limits.k, limits.top_p, limits.greedy
+        need = need_of(k, top_p, limits.min_p, greedy)
+        top = top_of(marks, index)
+        top = np.uint32(top + np.uint32(1 if top == negative_zero else 0))
+        if need == 0 or not (minus_inf < top < plus_inf and limits.good):
+            return False
+        maximum = np.float32(value_of(top) + np.float32(0.0))  # never -0.0
+        cutoff, scale, low, high = maximum, Scale(maximum, np.float32(1.0), np.float32(0.0)), np.int64(0), np.int64(0)
+        if not greedy:
+            c_hi, c_lo = split_scale(limits.temperature)
+            scale = Scale(maximum, np.float32(c_hi), np.float32(c_lo))
+            cutoff = max(np.float32(LOWEST), np.float32(min_p_cutoff(maximum, limits.temperature, limits.min_p)))
+            if top_p < np.float32(1.0) and (k == 0 or bounds.joint != 0):
+                if needs_mass(limits, bounds.joint):
+                    low, high = mass_between(marks, whole.estimates, index, scale)
+                if low == 0:
+                    return False
+        bound(marks.counts, np.int64(index) * BINS, need, shared)
+        size, base = gather(row, prefetched, need, np.uint32(0), shared)
+        if size < 0:
+            return False
+        kept = np.uint32(0)
+        if not greedy and (k > 0 or top_p < np.float32(1.0)):
+            kept, known = cut(row, size, base, top, k, top_p, bounds.joint, low, scale, shared, scratch64)
+            if not known:
+                return False
+            cutoff = max(cutoff, value_of(kept))
+        if not greedy and k == 0 and cutoff < value_of(base):
+            return False  # more is kept than was gathered
+        out = np.int64(index) * rows.capacity
+        cuda.syncthreads()
+        count, total, least, arg = finish_candidates(size, cutoff, scale, shared, scratch64, rows, out)
+        if greedy:
+            count, total, least = np.int32(1), np.int64(ONE), top
+        elif count > rows.capacity:
+            return False
+        cut_last = low > 0 and not greedy and not (0 < k <= count or cutoff > value_of(kept))  # by top-p
+        if cut_last and np.float64(total) < mass_limit(top_p, high):
+            return False
+        write(index, out, greedy, count, total, least, arg, maximum, rows)
+        return True
+
+    return settle
+
+
+@lru_cache
+def settle_kernel(name: str, threads: int = THREADS) -> Kernel:
+    """The kernel for logits of this dtype; its grid is (rows,)."""
+    settle, clear = settle_of(name, threads), gather_of(name, threads).clear
+
+    def settle_rows(logits, marks, bounds, rows, whole):
+        shared = cuda.shared.array(SHARED, int32)
+        scratch64 = cuda.shared.array(SCRATCH64, int64)
+        index = np.int32(cuda.blockIdx.x)
+        if settle(index, logits, marks, bounds, rows, whole, shared, scratch64):
+            clear(marks.counts, np.int64(index) * BINS)
+            if cuda.threadIdx.x == 0:
+                whole.sums[np.int64(index) * SUMS + TOTAL] = SETTLED
+
+    return Kernel(settle_rows, void(LOGITS, MARKS, FILTER, ROWS, WHOLE), threads, MAX_REGISTERS)
