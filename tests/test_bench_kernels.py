@@ -11,7 +11,7 @@ import torch
 from benchmarks.kernels import __main__ as command
 from benchmarks.kernels import in_flashinfer
 from benchmarks.kernels.accuracy import Reference, of_peer
-from benchmarks.kernels.cases import SETTINGS, SHAPES, WIDTH, Setting, Shape, make_inputs
+from benchmarks.kernels.cases import LIKELY, SETTINGS, SHAPES, TAIL, WIDTH, Setting, Shape, make_inputs
 from benchmarks.kernels.in_flashinfer import FlashInferRound
 from benchmarks.kernels.in_torch import TorchRound
 from benchmarks.kernels.table import tables
@@ -19,6 +19,7 @@ from benchmarks.report import insert, markers, write
 from tests import naive
 
 SHAPE = Shape(3, 500, "float32")
+PEAKED = Shape(2, 4000, "bfloat16", peaked=True)
 FILTERED = [Setting(20, 0.95), Setting(20, 1.0), Setting(500, 0.9)]
 
 
@@ -115,10 +116,21 @@ def test_the_distance_counts_tokens_on_either_side():
     assert distance["l1"] == pytest.approx(0.5 + reference.policies[1].probs[kept[0]], rel=1e-2)
 
 
+def test_few_tokens_of_a_peaked_row_weigh_almost_all():
+    logits = make_inputs(PEAKED, 7, "cpu").logits.double()
+    probs = logits.softmax(-1).sort(-1, descending=True).values
+    others = probs[..., LIKELY:].sum(-1)
+    assert others.min() > TAIL / 3  # the likeliest of the others are among the first too
+    assert others.max() < TAIL
+    assert ((probs.cumsum(-1) < 0.95).sum(-1) < LIKELY).all()
+
+
 def test_every_asked_shape_and_setting_is_there():
     asked = {(b, v, d) for b in (1, 8, 32) for v in (151_936, 248_320) for d in ("bfloat16", "float32")}
-    assert {(shape.batch, shape.vocabulary, shape.dtype) for shape in SHAPES} == asked
-    assert len(SHAPES) == len(asked)
+    flat = [shape for shape in SHAPES if not shape.peaked]
+    assert {(shape.batch, shape.vocabulary, shape.dtype) for shape in flat} == asked
+    assert len(flat) == len(asked)
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(flat) + 1
     assert {(s.top_k, s.top_p) for s in SETTINGS} == {(k, p) for k in (50, 256, 1024, 0) for p in (0.95, 1.0)}
     assert all(shape.num_sets * shape.logits_bytes >= 120e6 for shape in SHAPES)
 
@@ -136,6 +148,7 @@ def report(tmp_path):
         | {"top_k": 1024, "top_p": 0.95, "specmask": measured(40, 41, 42.04, 45), "torch": measured(800, 900, 1000)}
         | {"flashinfer sparse": measured(1000, 1200, 1350), "flashinfer dense": {"error": "out of memory"}},
         shape | {"top_k": 0, "top_p": 1.0, "specmask": measured(33, 36)},
+        shape | {"logits": "peaked", "top_k": 0, "top_p": 1.0, "specmask": measured(33, 39)},
         shape | {"dtype": "float32", "top_k": 0, "top_p": 1.0, "specmask": {"error": "RuntimeError: no"}},
     ]
     path = write("kernels", {"copy_bytes_a_second": 4.2e12, "empty_graph_us": 5.5, "cases": cases}, tmp_path)
@@ -151,6 +164,7 @@ def test_the_tables_say_what_was_measured(report):
     )
     assert line in text.splitlines()
     assert "| 256 x 248,320, bfloat16 | 45.0 (1.5) | 36.0 (1.2) |" in text.splitlines()
+    assert "| 256 x 248,320, bfloat16, peaked | – | 39.0 (1.3) |" in text.splitlines()
     assert "| 256 x 248,320, float32 | – | – |" in text.splitlines()
 
 

@@ -54,7 +54,7 @@ def measure(quick: bool, seconds: float, with_peers: bool) -> int:
         sets: list[Inputs] = []
         for setting in QUICK_SETTINGS if quick else SETTINGS:
             if time.monotonic() > deadline:
-                figures["not_run"].append(f"{shape.rows} x {shape.vocabulary}, {shape.dtype}, {setting.name}")
+                figures["not_run"].append(f"{shape.name}, {setting.name}")
                 continue
             sets = sets or bench.make_sets(shape)
             case = bench.case(shape, setting, sets)
@@ -71,7 +71,7 @@ def measure(quick: bool, seconds: float, with_peers: bool) -> int:
 
 def line(shape: Shape, setting: Setting, case: dict[str, Any]) -> str:
     """One case for the eye."""
-    parts = [f"{shape.rows} x {shape.vocabulary} {shape.dtype} {setting.name}: floor {case['floor_us']}"]
+    parts = [f"{shape.name} {setting.name}: floor {case['floor_us']}"]
     for name in ("specmask", "torch", *FLASHINFER):
         measured = case.get(name)
         if measured is None:

@@ -54,6 +54,7 @@ class Bench:
             "batch": shape.batch,
             "vocabulary": shape.vocabulary,
             "dtype": shape.dtype,
+            "logits": "peaked" if shape.peaked else "normal",
             "top_k": setting.top_k,
             "top_p": setting.top_p,
             "sets": len(sets),

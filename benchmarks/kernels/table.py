@@ -53,13 +53,13 @@ def _against_peers(cases: list[dict[str, Any]]) -> list[str]:
 
 def _settings(cases: list[dict[str, Any]]) -> list[str]:
     """Every shape against every setting: the whole round, and how many times the floor it is."""
-    shapes = list(dict.fromkeys((_rows(case), case["dtype"]) for case in cases))
+    shapes = list(dict.fromkeys((_rows(case), _logits(case)) for case in cases))
     settings = list(dict.fromkeys(_setting(case) for case in cases))
     lines = ["| whole round, us (x floor) | " + " | ".join(settings) + " |", "|---|" + "---|" * len(settings)]
-    for rows, dtype in shapes:
-        cells = [f"{rows}, {dtype}"]
+    for rows, logits in shapes:
+        cells = [f"{rows}, {logits}"]
         for setting in settings:
-            found = [c for c in cases if (_rows(c), c["dtype"], _setting(c)) == (rows, dtype, setting)]
+            found = [c for c in cases if (_rows(c), _logits(c), _setting(c)) == (rows, logits, setting)]
             last = _last(found[0]["specmask"]) if found else None
             cells.append(f"{_time(last)} ({last / found[0]['floor_us']:.1f})" if last else _ABSENT)
         lines.append("| " + " | ".join(cells) + " |")
@@ -68,6 +68,10 @@ def _settings(cases: list[dict[str, Any]]) -> list[str]:
 
 def _rows(case: dict[str, Any]) -> str:
     return f"{case['batch'] * WIDTH} x {case['vocabulary']:,}"
+
+
+def _logits(case: dict[str, Any]) -> str:
+    return case["dtype"] + (", peaked" if case.get("logits") == "peaked" else "")
 
 
 def _setting(case: dict[str, Any]) -> str:
