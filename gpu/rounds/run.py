@@ -29,9 +29,9 @@ def run_round(
 ) -> tuple[Support, Verdict, Capture]:
     """select_support of logits [B, W, V] as [B*W, V], verify_chain, and capture_masks of what that committed.
 
-    Arguments and results are theirs, bit for bit. On a device it is two launches, the one read of the
-    logits and all the rest, and with whole_rows two between them and one behind. out: what an earlier call of the same
-    shapes returned, whose memory is used again, None where there is none yet; CuPy arrays only. ValueError as theirs.
+    Arguments and results are theirs, bit for bit. On a device it is two launches, the one read of the logits and all
+    the rest, and with whole_rows three between them and one behind. out: what an earlier call of the same shapes
+    returned, whose memory is used again, None where there is none yet; CuPy arrays only. ValueError as theirs.
     """
     if logits.ndim != 3:
         raise ValueError(f"logits={logits.shape}, expected [B, W, V]")

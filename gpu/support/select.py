@@ -38,9 +38,10 @@ def select_support(
     float32 [R] in (0, 1]. min_p float32 [R] in [0, 1), or None for 0. capacity: entries stored a row, at
     least 1; a larger support is counted in full and walked again by its readers. whole_rows: a hint where the arrays
     are a device's, which changes no number: rows may be there that have to be weighed whole, those without a top_k
-    below V, and with "joint" those with a top_p below 1. With it two more kernels share such a row among many blocks,
-    without it one block has it alone; rows that a top_k bounds are fastest without it. out: a Support of an earlier
-    call of the same shapes and dtype, whose memory is used again (a CUDA graph needs that).
+    below V, and with "joint" those with a top_p below 1. With it a small support is as a rule found without weighing
+    the row, and else many blocks share it; without it one block has it alone. Rows that a top_k bounds are fastest
+    without it. out: a Support of an earlier call of the same shapes and dtype, whose memory is used again (a CUDA graph
+    needs that).
     All arrays are NumPy's, or all CuPy's, and the same kernels' numbers come back. ValueError for anything else;
     the values of CuPy arrays aren't read, and a parameter out of range makes its row INVALID.
     """
