@@ -8,7 +8,7 @@ select_support   temperature, top-k, top-p, min-p: the kept set of each row
 draw_drafts      drafts from a draft's logits, under the policies of their requests
 LogitsLaw, dense_law
                  the laws that they were drawn from: by the logits, and written out
-verify_chain     which drafts are kept, and the token after them
+verify_chain     which drafts are kept, and the token after them; accept_purpose: by which coins
 capture_masks    the supports of what was committed, packed
 run_round        filter, verification and capture of a round; on a device in two launches, or five
 RoundBuffer      a round's results on the device, copied to pinned memory in one piece
@@ -42,18 +42,19 @@ from gpu.lookup import prompt_lookup
 from gpu.moving import beside, to_host
 from gpu.progress import DECODING, FIRST, IDLE, Progress, advance, append_tokens
 from gpu.proposal import Drawn, LogitsLaw, dense_law, draw_drafts
-from gpu.random import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
+from gpu.random import ACCEPT, ACCEPT_BLOCK, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from gpu.replay import row_sums, support_log_softmax, support_log_softmax_backward
 from gpu.rounds import run_round
 from gpu.status import INVALID, OK, OVERFLOW
 from gpu.support import FILTER_ORDERS, Support, select_support
 from gpu.top_tokens import MOST_ON_DEVICE as MOST_TOP_ON_DEVICE
 from gpu.top_tokens import top_logprobs
-from gpu.verification import Verdict, verify_chain
+from gpu.verification import Verdict, accept_purpose, verify_chain
 from gpu.weights import GREEDY_TEMPERATURE, MAX_VOCABULARY
 
 __all__ = [
     "ACCEPT",
+    "ACCEPT_BLOCK",
     "DECODING",
     "DRAW",
     "FILTER_ORDERS",
@@ -76,6 +77,7 @@ __all__ = [
     "SlotHistory",
     "Support",
     "Verdict",
+    "accept_purpose",
     "adjust_logits",
     "advance",
     "append_tokens",

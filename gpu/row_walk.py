@@ -81,7 +81,7 @@ def log_probability_of(token, flat, start, support, row):
 
 
 @njit(nogil=True)
-def _load_law(chunk, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights):
+def _load_law(chunk, removed, laws, draft_row, scale, flat, start, vocabulary, support, row, ids, weights):
     """load_chunk, with `removed` or the draft's law taken out; -1 if that isn't a distribution."""
     num = load_chunk(chunk, flat, start, vocabulary, support, row, ids, weights)
     if draft_row < 0:
@@ -93,7 +93,7 @@ def _load_law(chunk, removed, laws, draft_row, flat, start, vocabulary, support,
     bad = 0
     for i in range(num):
         draft_prob = draft_probability(laws, draft_row, ids[i])
-        residual = np.float64(weights[i]) - product(draft_prob, total)
+        residual = product(scale, np.float64(weights[i])) - product(draft_prob, total)
         weights[i] = np.int64(residual) if residual > 0 else np.int64(0)
         bad += 0 if draft_prob >= 0 else 1
     return -1 if bad else num
@@ -117,30 +117,35 @@ def _last_positive(ids, weights, num):
 
 
 @njit(nogil=True)
-def draw_token(uniform, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights):
-    """A draw from a row's policy, changed in one of two ways; -1 if the draft's law isn't a distribution.
+def total_left(removed, laws, draft_row, scale, flat, start, vocabulary, support, row, ids, weights):
+    """The weight of what draw_token draws from; -1 if the draft's law isn't a distribution."""
+    if draft_row < 0:
+        total = support.total[row]
+        return total - weight_of(removed, flat, start, support, row) if removed >= 0 else total
+    total = np.int64(0)
+    for chunk in range(num_chunks(support, row, vocabulary)):
+        num = _load_law(chunk, removed, laws, draft_row, scale, flat, start, vocabulary, support, row, ids, weights)
+        if num < 0:
+            return np.int64(-1)
+        for i in range(num):
+            total += weights[i]
+    return total
 
-    removed >= 0: without that token. draft_row >= 0: from trunc(max(0, weight - draft_prob * total)) with the
-    draft_probs of that row of the laws. Where nothing is left, from the policy itself.
+
+@njit(nogil=True)
+def draw_token(uniform, left, removed, laws, draft_row, scale, flat, start, vocabulary, support, row, ids, weights):
+    """A draw from a row's policy, changed in one of two ways.
+
+    removed >= 0: without that token. draft_row >= 0: from trunc(max(0, scale * weight - draft_prob * total)) with the
+    draft_probs of that row of the laws. left: `total_left` of the same; where nothing is left, from the policy itself.
     """
-    chunks = num_chunks(support, row, vocabulary)
-    total = support.total[row]
-    if draft_row >= 0:
-        total = np.int64(0)
-        for chunk in range(chunks):
-            num = _load_law(chunk, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights)
-            if num < 0:
-                return np.int32(-1)
-            for i in range(num):
-                total += weights[i]
-    elif removed >= 0:
-        total -= weight_of(removed, flat, start, support, row)
+    total = left
     if total == 0:
         total, removed, draft_row = support.total[row], np.int32(-1), np.int64(-1)
     threshold = np.int64(math.floor(uniform * np.float64(total)))
     mass, last = np.int64(0), np.int32(-1)
-    for chunk in range(chunks):
-        num = _load_law(chunk, removed, laws, draft_row, flat, start, vocabulary, support, row, ids, weights)
+    for chunk in range(num_chunks(support, row, vocabulary)):
+        num = _load_law(chunk, removed, laws, draft_row, scale, flat, start, vocabulary, support, row, ids, weights)
         chunk_mass = np.int64(0)
         for i in range(num):
             chunk_mass += weights[i]

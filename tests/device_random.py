@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numba import cuda
 
-from gpu import ACCEPT, DRAW, PROPOSAL, uniforms
+from gpu import ACCEPT, ACCEPT_BLOCK, DRAW, PROPOSAL, uniforms
 from gpu.random.device import philox
 from tests.test_gpu_random import KNOWN
 
@@ -15,7 +15,7 @@ def check_uniforms(up, down, batch=3, width=5, seed=0):
     rng = np.random.default_rng(seed)
     seeds = rng.integers(0, 2**64, batch, np.uint64)
     positions = rng.choice([0, 2**32 - 3, 2**31 - 1, 2**62], batch) + rng.integers(0, 3, batch)
-    for purpose in (ACCEPT, DRAW, PROPOSAL):
+    for purpose in (ACCEPT, DRAW, PROPOSAL, ACCEPT_BLOCK):
         want = uniforms(seeds, positions, width, purpose)
         out = up(np.zeros((batch, width)))
         assert uniforms(up(seeds), up(positions), width, purpose, out=out) is out

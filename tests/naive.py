@@ -89,7 +89,9 @@ class Verdict:
 
 
 def verify(policies, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs=None):
-    """One request: policies of its rows, and what it commits."""
+    """One request: policies of its rows, and what it commits. Drafts with laws are a block."""
+    if draft_probs is not None and len(draft_tokens):
+        return verify_block(policies, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs)
     tokens, borderline = [], False
     for i in range(num_drafts + 1):
         row = policies[i]
@@ -102,22 +104,53 @@ def verify(policies, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, d
         draft = draft_tokens[i]
         if not 0 <= draft < row.probs.size:
             return Verdict(tokens, len(tokens), INVALID, i, borderline)
-        proposal = np.eye(1, row.probs.size, draft)[0] if draft_probs is None else draft_probs[i].astype(float)
-        if not 0 < proposal[draft] < np.inf:
-            return Verdict(tokens, len(tokens), INVALID, i, borderline)
-        if accept_uniforms[i] * proposal[draft] < row.probs[draft]:
-            borderline |= abs(accept_uniforms[i] * proposal[draft] - row.probs[draft]) < BORDER
+        kept = row.probs[draft]
+        borderline |= bool(kept > 0 and abs(accept_uniforms[i] - kept) < BORDER)
+        if accept_uniforms[i] < kept:
             tokens.append(int(draft))
             continue
-        borderline |= row.probs[draft] > 0 and (abs(accept_uniforms[i] * proposal[draft] - row.probs[draft]) < BORDER)
         if row.greedy:
             return Verdict([*tokens, int(row.probs.argmax())], len(tokens), OK, -1, borderline)
-        residual = np.maximum(row.probs - proposal, 0.0)
+        residual = np.where(np.arange(row.probs.size) == draft, 0, row.probs)
         if residual.sum() < 100 * BORDER:
             borderline = True  # little more than rounding is left
         token, close = draw(residual if residual.sum() > 0 else row.probs, draw_uniforms[i])
         return Verdict([*tokens, token], len(tokens), OK, -1, borderline | close)
     raise AssertionError("unreachable")
+
+
+def verify_block(policies, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs):
+    """Sun et al. 2024, algorithm 2, for one request; a row that can't be used is the last."""
+    scale, borderline = 1.0, False
+    for i in range(num_drafts + 1):
+        row, usable = policies[i], policies[i].valid
+        borderline |= row.borderline
+        coin = accept_uniforms[i - 1] if i else 0.0
+        tested = usable and i < num_drafts
+        if tested:
+            draft, law = draft_tokens[i], draft_probs[i].astype(float)
+            usable = tested = 0 <= draft < law.size and 0 < law[draft] < np.inf
+        left, bound, sound = (row.probs if usable else None), scale, usable
+        if tested:
+            sound = bool((law[row.kept] >= 0).all())
+            left = np.where(row.kept, np.maximum(scale * row.probs - np.where(row.kept, law, 0.0), 0.0), 0.0)
+            chance = left.sum() + (1 - scale)
+            if sound and scale < 1:
+                bound = left.sum() / chance
+                borderline |= bool(abs(coin - bound) < BORDER * (1 + 1 / max(chance, BORDER)))
+        borderline |= bool(0 < scale < 1 and abs(coin - scale) < BORDER)
+        if coin < bound or i == 0:
+            accepted, from_row, of_row, good = i, left, row, sound
+        if not usable:
+            break
+        if tested:
+            scale = min(1.0, scale * row.probs[draft] / law[draft])
+    tokens = [int(token) for token in draft_tokens[:accepted]]
+    if not good:
+        return Verdict(tokens, accepted, INVALID, accepted, borderline)
+    borderline |= bool(from_row.sum() < 100 * BORDER and not of_row.greedy)
+    token, close = draw(from_row if from_row.sum() > 0 else of_row.probs, draw_uniforms[accepted])
+    return Verdict([*tokens, token], accepted, OK, -1, borderline | (close and not of_row.greedy))
 
 
 def capture(policies, num_committed, status, max_support):
@@ -192,6 +225,6 @@ def philox(counter, key):
     return c
 
 
-def uniform(seed, position, purpose):
-    words = philox([position & 0xFFFFFFFF, position >> 32, purpose, 0], [seed & 0xFFFFFFFF, seed >> 32])
+def uniform(seed, position, purpose, place=0):
+    words = philox([position & 0xFFFFFFFF, position >> 32, purpose, place], [seed & 0xFFFFFFFF, seed >> 32])
     return (words[0] + 0.5) / 2**32

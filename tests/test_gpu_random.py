@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu import ACCEPT, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
+from gpu import ACCEPT, ACCEPT_BLOCK, DRAW, PROPOSAL, philox_4x32, sample_seeds, uniforms
 from tests import naive
 from tests.strategies import fuzz
 
@@ -41,10 +41,12 @@ def test_philox_is_the_oracles(counter, key):
     seed=st.integers(0, 2**64 - 1),
     position=st.one_of(st.integers(0, 2**62), st.integers(2**32 - 3, 2**32 + 3)),
     width=st.integers(0, 5),
-    purpose=st.sampled_from([ACCEPT, DRAW, PROPOSAL]),
+    purpose=st.sampled_from([ACCEPT, DRAW, PROPOSAL, ACCEPT_BLOCK]),
 )
 def test_uniforms_depend_on_seed_and_position_only(seed, position, width, purpose):
     want = [naive.uniform(seed, position + i, purpose) for i in range(width)]
+    if purpose == ACCEPT_BLOCK:  # of one position
+        want = [naive.uniform(seed, position, purpose, i) for i in range(width)]
     seeds, positions = np.array([7, seed], np.uint64), np.array([0, position], np.int64)
     assert uniforms(seeds, positions, width, purpose)[1].tolist() == want
     assert uniforms(seeds[1:], positions[1:], width, purpose)[0].tolist() == want

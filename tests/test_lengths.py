@@ -41,9 +41,9 @@ class Pair:
         return [float(self.law(3, drafts[:k])[0]) ** 0.2 for k in range(DRAFTS)]
 
 
-def distance(pair, length_of):
+def distance(pair, length_of, rule):
     """Total variation between what is committed and the target's law."""
-    got = naive_lengths.committed_law(pair.target, pair.draft, length_of, DRAFTS, VOCABULARY)
+    got = naive_lengths.committed_law(pair.target, pair.draft, length_of, DRAFTS, VOCABULARY, rule)
     wanted = naive_lengths.target_law(pair.target, DRAFTS + 1, VOCABULARY)
     assert abs(got.sum() - 1) < 1e-12
     return 0.5 * np.abs(got - wanted).sum()
@@ -69,19 +69,24 @@ SCHEDULES = [
 OTHERS = [[0.9, 0.8, 0.75], [0.5, 0.9, 0.9], [0.97, 0.96, 0.1]]
 
 
+RULES = pytest.mark.parametrize("rule", [naive_lengths.draft_by_draft, naive_lengths.as_block])
+
+
+@RULES
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 0.65, 0.8, 1.0])
-def test_the_law_under_a_threshold(threshold):
+def test_the_law_under_a_threshold(threshold, rule):
     for seed in range(4):
-        assert distance(Pair(seed), by_rule(ConfidenceThreshold(threshold), Pair(seed))) < 1e-12
+        assert distance(Pair(seed), by_rule(ConfidenceThreshold(threshold), Pair(seed)), rule) < 1e-12
 
 
+@RULES
 @pytest.mark.parametrize("others", [0, 1, 3])
-def test_the_law_under_a_schedule(others):
+def test_the_law_under_a_schedule(others, rule):
     varied = 0
     for seed, schedule in itertools.product(range(4), SCHEDULES):
         length_of = by_rule(schedule, Pair(seed), OTHERS[:others])
         varied += len({length_of((a, b, 0)) for a in range(VOCABULARY) for b in range(VOCABULARY)}) > 1
-        assert distance(Pair(seed), length_of) < 1e-12
+        assert distance(Pair(seed), length_of, rule) < 1e-12
     assert varied > 2
 
 
@@ -106,9 +111,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("rule", WRONG)
-def test_the_enumeration_sees_a_rule_that_looks_ahead(rule):
-    assert max(distance(Pair(seed), lambda drafts, s=seed: WRONG[rule](Pair(s), drafts)) for seed in range(6)) > 1e-3
+@RULES
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_enumeration_sees_a_rule_that_looks_ahead(wrong, rule):
+    far = [distance(Pair(seed), lambda drafts, s=seed: WRONG[wrong](Pair(s), drafts), rule) for seed in range(6)]
+    assert max(far) > 1e-3
 
 
 @settings(max_examples=200, deadline=None)

@@ -38,8 +38,8 @@ def _draw(
             entry = support.argmax[row]
         elif valid:
             entry = draw_token(
-                uniforms[b, k], np.int32(-1), laws, np.int64(-1), flat, starts[row], vocabulary, support, row,
-                ids[thread], weights[thread],
+                uniforms[b, k], support.total[row], np.int32(-1), laws, np.int64(-1), 1.0, flat, starts[row],
+                vocabulary, support, row, ids[thread], weights[thread],
             )  # fmt: skip
         index[b, k] = entry
         maximum[b, k], cutoff[b, k] = support.maximum[row], support.cutoff[row]

@@ -8,7 +8,7 @@ from numba import cuda, float64, int32, int64, types, void
 from gpu.arrays import Array
 from gpu.device.launch import Kernel, pointer, pointer_to
 from gpu.device.memory import check_device, empty
-from gpu.random.parameters import KEY_STEPS, MULTIPLIERS, ROUNDS
+from gpu.random.parameters import ACCEPT_BLOCK, KEY_STEPS, MULTIPLIERS, ROUNDS
 
 THREADS = 256
 _M0, _M1 = (np.uint64(multiplier) for multiplier in MULTIPLIERS)
@@ -41,10 +41,11 @@ def uniforms_kernel(threads: int = THREADS) -> Kernel:
         index = np.int64(np.int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x)
         if index < np.int64(num_requests) * width:
             request, i = np.int64(index // width), np.int64(index % width)
-            seed, position = np.uint64(seeds[request]), np.uint64(np.int64(positions[request] + i))
+            step, place = (np.int64(0), i) if purpose == ACCEPT_BLOCK else (i, np.int64(0))
+            seed, position = np.uint64(seeds[request]), np.uint64(np.int64(positions[request] + step))
             word, _, _, _ = philox(
-                low_word(position), low_word(np.uint64(position >> np.uint64(32))), np.uint32(purpose), np.uint32(0),
-                low_word(seed), low_word(np.uint64(seed >> np.uint64(32))),
+                low_word(position), low_word(np.uint64(position >> np.uint64(32))), np.uint32(purpose),
+                np.uint32(place), low_word(seed), low_word(np.uint64(seed >> np.uint64(32))),
             )  # fmt: skip
             out[index] = (np.float64(word) + 0.5) * 2.0**-32
 

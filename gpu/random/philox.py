@@ -2,15 +2,18 @@
 
 The key is a request's seed, the counter (position, purpose): nothing depends on the batch. A uniform is
 (word + 0.5) * 2^-32, never 0 and never 1.
+
+Most purposes need a number a position: column i of a request at position p is that of position p + i, whichever round
+asks for it. A block of drafts that is verified as one looks at the coins of positions that it doesn't commit, which the
+next round would toss a second time; so ACCEPT_BLOCK has numbers a round: column i at position p has the counter
+(position p, purpose, i).
 """
 
 import numpy as np
 
 from gpu.arrays import Array, on_device
 from gpu.checks import check_array, check_range
-from gpu.random.parameters import KEY_STEPS, MULTIPLIERS, ROUNDS
-
-ACCEPT, DRAW, PROPOSAL, SAMPLE = 0, 1, 2, 3  # purposes; SAMPLE derives seeds
+from gpu.random.parameters import ACCEPT_BLOCK, KEY_STEPS, MULTIPLIERS, ROUNDS, SAMPLE
 
 _WORD = np.uint64(32)
 
@@ -42,8 +45,9 @@ def _words(values: np.ndarray) -> list[np.ndarray]:
 def uniforms(seeds: Array, positions: Array, width: int, purpose: int, *, out: Array | None = None) -> Array:
     """Uniforms float64 [B, width] for positions p..p+width-1 of each request: the first Philox word.
 
-    seeds uint64 [B]; positions int64 [B], at least 0; purpose: ACCEPT, DRAW or PROPOSAL. All NumPy arrays or all
-    CuPy arrays, for the same numbers; the values of CuPy arrays aren't checked. out: where they are written.
+    seeds uint64 [B]; positions int64 [B], at least 0; purpose: ACCEPT, DRAW or PROPOSAL; or ACCEPT_BLOCK, for `width`
+    coins of position p alone. All NumPy arrays or all CuPy arrays, for the same numbers; the values of CuPy arrays
+    aren't checked. out: where they are written.
     """
     if width < 0:
         raise ValueError(f"width={width}, expected at least 0")
@@ -60,9 +64,11 @@ def uniforms(seeds: Array, positions: Array, width: int, purpose: int, *, out: A
         out = np.empty((seeds.size, width))
     elif not isinstance(out, np.ndarray) or out.dtype != np.float64 or out.shape != (seeds.size, width):
         raise ValueError(f"out={out!r}, expected a NumPy array float64 [{seeds.size}, {width}]")
-    each = positions[:, None] + np.arange(width)
-    low, high = _words(each)
-    counter = np.stack([low, high, np.full_like(low, purpose), np.zeros_like(low)], -1)
+    columns, none = np.arange(width), np.zeros(width, np.int64)
+    step, place = (none, columns) if purpose == ACCEPT_BLOCK else (columns, none)
+    low, high = _words(positions[:, None] + step)
+    place = np.broadcast_to(place.astype(np.uint32), low.shape)
+    counter = np.stack([low, high, np.full_like(low, purpose), place], -1)
     key = np.stack(_words(seeds), -1)[:, None, :]
     return np.multiply(philox_4x32(counter, key)[..., 0] + 0.5, 2.0**-32, out=out)
 

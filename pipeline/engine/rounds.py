@@ -229,7 +229,10 @@ class Rounds:
             logits = adjusting.apply(logits, workspace.drafts, workspace.num_drafts, slots.generated(batch))
         seeds, positions = array_of(slots.seeds(batch)).view("uint64"), array_of(slots.generated(batch))
         accept, draw = array_of(workspace.accept), array_of(workspace.draw)
-        gpu.uniforms(seeds, positions, width, gpu.ACCEPT, out=accept)
+        laws = None if law is None else workspace.drawing.law(law, vocabulary)
+        single, acc = features.threshold_single, features.threshold_acc
+        purpose = gpu.accept_purpose(laws, threshold_single=single, threshold_acc=acc)
+        gpu.uniforms(seeds, positions, width, purpose, out=accept)
         gpu.uniforms(seeds, positions, width, gpu.DRAW, out=draw)
         array = array_of(logits)
         if workspace.restriction is not None:
@@ -247,11 +250,11 @@ class Rounds:
             draw,
             array_of(slots.wanted(batch) if features.masks else workspace.nobody),
             state.options.max_support,
-            None if law is None else workspace.drawing.law(law, vocabulary),
+            laws,
             filter_order=state.options.filter_order,
             capacity=min(vocabulary, state.options.max_support if features.masks else WORKING_SUPPORT),
-            threshold_single=features.threshold_single,
-            threshold_acc=features.threshold_acc,
+            threshold_single=single,
+            threshold_acc=acc,
             whole_rows=features.whole_rows,
             out=None if outbox.records is None else (workspace.support, *outbox.records),
         )

@@ -42,16 +42,18 @@ class Verify:
             whole_rows=any(weighed_whole(p, vocabulary, state.options.filter_order) for p in params),
         )
         laws = held(proposal, "draft_probs")
+        single, acc = state.threshold_single, state.threshold_acc
+        purpose = gpu.accept_purpose(laws, threshold_single=single, threshold_acc=acc)
         verdict = gpu.verify_chain(
             logits,
             support,
             gpu.beside(logits, proposal.draft_tokens),
             gpu.beside(logits, proposal.num_drafts),
-            gpu.beside(logits, self._coins(requests, width, gpu.ACCEPT)),
+            gpu.beside(logits, self._coins(requests, width, purpose)),
             gpu.beside(logits, self._coins(requests, width, gpu.DRAW)),
             draft_probs=None if laws is None else gpu.beside(logits, laws),
-            threshold_single=state.threshold_single,
-            threshold_acc=state.threshold_acc,
+            threshold_single=single,
+            threshold_acc=acc,
         )
         return Verified(adjusted, support, gpu.to_host(verdict))
 

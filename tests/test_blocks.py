@@ -1,0 +1,171 @@
+"""Verification of drafts as a block: the law by enumeration, of the rule and of what the kernels make of it.
+
+Trees of 2 tokens and 3 drafts, every shape of them: where a node is the last row depends on the drafts before it.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpu import ACCEPT, ACCEPT_BLOCK, DRAW, accept_purpose, uniforms
+from tests import naive_lengths
+from tests.backends import HOST
+from tests.test_gpu_verify import select
+from tests.test_lengths import Pair
+
+SIZE, DRAFTS = 2, 3
+NEARLY_1 = 1 - 2**-53
+
+
+def shapes(depth=0):
+    """Every tree as a dictionary from tokens to trees; {} for a node that tests no draft."""
+    if depth == DRAFTS:
+        return [{}]
+    deeper = shapes(depth + 1)
+    return [{}, *({0: a, 1: b} for a in deeper for b in deeper)]
+
+
+def length_in(shape):
+    """How many of a tuple of drafts a tree verifies."""
+
+    def length_of(drafts):
+        node, length = shape, 0
+        while node:
+            node, length = node[drafts[length]], length + 1
+        return length
+
+    return length_of
+
+
+class Binary(Pair):
+    """Random laws over two tokens, some of them near each other, some certain."""
+
+    def law(self, who, prefix):
+        numbers = np.random.default_rng([self.seed, len(prefix), *prefix])
+        kind, own, other = numbers.integers(4), numbers.random(2), numbers.random(2)
+        if who == 2:
+            own = {0: own, 1: own * [1, 1 + 0.05 * other[0]], 2: other, 3: other}[int(kind)]
+        elif kind == 2:
+            own = np.array([1.0, 0.0])
+        return own / own.sum()
+
+
+def test_the_law_of_every_tree():
+    trees = shapes()
+    assert len(trees) == 26
+    for tree, seed in itertools.product(trees, range(6)):
+        pair = Binary(seed)
+        law = naive_lengths.committed_law(
+            pair.target, pair.draft, length_in(tree), DRAFTS, SIZE, naive_lengths.as_block
+        )
+        assert np.abs(law - naive_lengths.target_law(pair.target, DRAFTS + 1, SIZE)).max() < 1e-12
+
+
+def test_a_block_keeps_at_least_as_many():
+    """In expectation, and more wherever a draft can make up for another."""
+    more = 0
+    for seed, (size, kind) in itertools.product(range(20), [(2, Binary), (3, Pair)]):
+        pair = kind(seed)
+        by_draft, block = (
+            naive_lengths.expected_kept(pair.target, pair.draft, DRAFTS, size, rule)
+            for rule in (naive_lengths.draft_by_draft, naive_lengths.as_block)
+        )
+        assert block > by_draft - 1e-12
+        more += block > by_draft + 1e-3
+    assert more > 20
+
+
+def block_of(pair, drafts):
+    """Logits [N, W, 2] and laws [N, W - 1, 2] of rows along each of the N tuples of drafts, float32."""
+    with np.errstate(divide="ignore"):
+        logits = np.log([[pair.target(row[:k]) for k in range(DRAFTS + 1)] for row in drafts])
+    laws = [[pair.draft(row[:k]) for k in range(DRAFTS)] for row in drafts]
+    return logits.astype(np.float32), np.array(laws, np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_law_of_what_the_kernels_commit(backend, seed):
+    """Bounds as they are, and draws by a grid of coins, along every chain of drafts and at every length."""
+    pair, grid = Binary(seed), 200
+    drafts = list(itertools.product(range(SIZE), repeat=DRAFTS))
+    logits, laws = block_of(pair, drafts)
+    draw = (np.arange(grid) + 0.5) / grid
+    for length in range(1, DRAFTS + 1):
+        rows = len(drafts) * (length + 1) * grid
+        each = np.repeat(np.arange(len(drafts)), (length + 1) * grid)
+        kept = np.tile(np.repeat(np.arange(length + 1), grid), len(drafts))
+        accept = np.where(np.arange(DRAFTS + 1) < kept[:, None], 0.0, NEARLY_1)  # coin k - 1 is that of k drafts
+        coins = accept, np.tile(draw, rows // grid)[:, None].repeat(DRAFTS + 1, 1)
+        num = np.full(rows, length, np.int32)
+        support = select(backend, logits[each])
+        tokens = np.array(drafts, np.int32)[each]
+        verdict = backend.verify_chain(logits[each], support, tokens, num, *coins, laws[each])
+        bounds = np.array([verdict.bounds[each == n].min(0) for n in range(len(drafts))])  # of coins of 0
+        for n, chain in enumerate(drafts):
+            outcomes = naive_lengths.as_block(pair.target, pair.draft, chain[:length])
+            for k, want in enumerate(outcomes):
+                own = (each == n) & (kept == k) & (verdict.num_accepted == k)
+                chance = bounds[n, k] * np.prod(1 - bounds[n, k + 1 : length + 1])
+                assert abs(chance - want.sum()) < 2e-6
+                if own.any() and want.sum() > 1e-6:
+                    share = np.bincount(verdict.tokens[own, k], minlength=SIZE) / own.sum()
+                    assert np.abs(share - want / want.sum()).max() < 1.01 / grid
+                    assert (verdict.tokens[own, :k] == chain[:k]).all()
+
+
+def test_the_purpose_of_the_coins_is_that_of_the_rule():
+    assert accept_purpose(None) == ACCEPT
+    assert accept_purpose(np.zeros((1, 1, 2), np.float32)) == ACCEPT_BLOCK
+    assert accept_purpose(np.zeros((1, 1, 2), np.float32), threshold_acc=0.9) == ACCEPT
+
+
+TRIALS, FALSE_ALARM = 40_000, 1e-6
+
+
+def outputs(purpose):
+    """Counts of what rounds of 3 drafts make of TRIALS seeds, DRAFTS + 1 tokens of 3, and their law.
+
+    The accept coins are of this purpose.
+    """
+    pair, size = Pair(8), 3
+    shape = (size,) * (DRAFTS + 1)
+    prefixes = [p for k in range(DRAFTS + 1) for p in itertools.product(range(size), repeat=k)]
+    place = {prefix: n for n, prefix in enumerate(prefixes)}
+    after = np.array([[place.get((*p, token), 0) for token in range(size)] for p in prefixes])  # beyond: any
+    target, draft = (np.array([law(p) for p in prefixes], np.float32) for law in (pair.target, pair.draft))
+    seeds, rng = np.arange(TRIALS, dtype=np.uint64), np.random.default_rng(17)
+    tokens, lengths = np.zeros((TRIALS, 2 * DRAFTS + 2), np.int32), np.zeros(TRIALS, np.int64)
+    nodes = np.zeros(TRIALS, np.int64)
+    while (running := np.flatnonzero(lengths <= DRAFTS)).size:
+        node, drafts, at = nodes[running], np.zeros((running.size, DRAFTS), np.int32), []
+        for k in range(DRAFTS + 1):
+            at.append(node)
+            if k < DRAFTS:
+                coins = rng.random((running.size, 1))
+                drafts[:, k] = (draft[node].cumsum(-1) < coins).sum(-1).clip(max=size - 1)
+                node = after[node, drafts[:, k]]
+        at = np.stack(at, 1)
+        coins = (uniforms(seeds[running], lengths[running], DRAFTS + 1, which) for which in (purpose, DRAW))
+        logits, num = np.log(target[at]), np.full(running.size, DRAFTS, np.int32)
+        verdict = HOST.verify_chain(logits, select(HOST, logits), drafts, num, *coins, draft[at[:, :-1]])
+        for k in range(DRAFTS + 1):
+            some = running[verdict.num_committed > k]
+            token = verdict.tokens[verdict.num_committed > k, k]
+            tokens[some, lengths[some]] = token
+            nodes[some] = after[nodes[some], token]
+            lengths[some] += 1
+    counts = np.bincount(np.ravel_multi_index(tokens[:, : DRAFTS + 1].T, shape), minlength=size ** (DRAFTS + 1))
+    return counts, naive_lengths.target_law(pair.target, DRAFTS + 1, size).ravel()
+
+
+def test_a_coin_must_not_be_tossed_twice():
+    """With a coin a position, a round would test drafts by coins that the round before has seen: the law is off.
+
+    Chi-square at a fixed seed; a sound one fails with probability 1e-6 under another.
+    """
+    for purpose, sound in ((ACCEPT_BLOCK, True), (ACCEPT, False)):
+        counts, law = outputs(purpose)
+        assert (law * TRIALS).min() > 1
+        assert (stats.chisquare(counts, law * TRIALS).pvalue > FALSE_ALARM) == sound
