@@ -1,18 +1,29 @@
 """The audit: derives every accept, replacement and draw of a rollout again, and says where the record disagrees.
 
-Token i was decided by a row with integer weights w over its support, total their sum, u the coin at position i:
+Token i was decided by a row with integer weights w over its support, total their sum. Where the round's drafts were
+chosen, u is the coin at position i:
 
-    the draft x is kept        iff  u * q[x] * total < w[x]  or  w[x] >= total     q[x] is 1 for a draft that was chosen
-    else a replacement         from w without x, or, for a drawn draft, from trunc(max(0, w - q * total))
+    the draft x is kept        iff  u * total < w[x]  or  w[x] >= total
+    else a replacement         from w without x
     without a draft: a draw    from w
+
+Drawn drafts were verified as a block: rows 0, 1, ... of the round, each with a scale s (1 in row 0), a draft x and its
+law q, and from row 1 on a bound h and a coin u of the round:
+
+    the next row's scale       min(1, s * (w[x] / (q[x] * total)))
+    what is left of a row      r = trunc(max(0, s * w - q * total)), R its sum
+    h                          min(s, R / (R + (1 - s) * total));  s where u >= s, and in the last row
+    kept                       are the drafts before the last row with u < h
+    then a draw                from that row's r, or from w in a row without a draft
 
 A draw walks the support in ascending token id and takes the first id whose cumulative weight exceeds
 floor(u * total of what is drawn from); where nothing is left to draw from, it is from w. Products are float64, in the
-order written. These are the rules of `gpu.verify_chain` (Leviathan et al. 2023, algorithm 1), written again on Python's
-and NumPy's numbers: the audit calls no kernel, and of `gpu` only the coins.
+order written. These are the rules of `gpu.verify_chain`, written again on Python's and NumPy's numbers: the audit calls
+no kernel, and of `gpu` only the coins.
 
-What it can't see: whether the rows are the model's (it has no logits), and a change that no decision, sum or
-log-probability depends on; the seed of a greedy rollout is one.
+What it can't see: whether the rows are the model's (it has no logits); whether a bound is right that is held against
+its coin behind the last token of its round, but for its scale in the row next to it, because only rows of tokens are
+recorded; and a change that no decision, sum or log-probability depends on. The seed of a greedy rollout is one.
 """
 
 from __future__ import annotations
@@ -59,7 +70,7 @@ class AuditReport:
     Attributes:
         num_tokens: Tokens that were derived again and agree; all of them if there is no disagreement.
         num_rounds: Verification rounds that these tokens are of.
-        num_coins: Coins that were tossed again for them: one a draft tested, one a token drawn.
+        num_coins: Coins that were tossed again for them: one a draft tested, in a block one a bound; one a token drawn.
         disagreement: The first one, or None.
     """
 
@@ -100,9 +111,15 @@ def audit(rollout: Rollout) -> AuditReport:
     try:
         _check_lengths(rollout, record)
         tossed = _coins(rollout.seed, record)
+        block = None
         for i in range(len(record)):
-            _Token(rollout, record, i, tossed).check()
-            coins += int(record.draft_tokens[i] >= 0) + int(not record.accepted[i])
+            token = _Token(rollout, record, i, tossed)
+            token.check_row()
+            if record.rows[i] == 0:
+                block = _Block.of(rollout, record, i)
+                coins += 0 if block is None else len(block.coins)
+            token.check_decision(block)
+            coins += int(block is None and record.draft_tokens[i] >= 0) + int(not record.accepted[i])
         _check_end(rollout, record)
     except _Found as found:
         at = found.disagreement.position
@@ -171,6 +188,49 @@ def _check_end(rollout: Rollout, record: AuditRecord) -> None:
         raise _Found(last, "num_accepted", f"at least {record.rows[last] + 1}", int(rollout.num_accepted[rounds - 1]))
 
 
+class _Block:
+    """A round whose drafts were verified as one, while its rows are gone through."""
+
+    @classmethod
+    def of(cls, rollout: Rollout, record: AuditRecord, i: int) -> _Block | None:
+        """The round that begins with token i; None where its drafts were verified one by one."""
+        bounds = record.bounds[record.bound_offsets[i] : record.bound_offsets[i + 1]]
+        return cls(rollout, record, i, bounds) if bounds.size else None
+
+    def __init__(self, rollout: Rollout, record: AuditRecord, i: int, bounds: np.ndarray) -> None:
+        if not ((bounds >= 0) & (bounds <= 1)).all():
+            raise _Found(i, "bound", "from 0 to 1", float(bounds[~((bounds >= 0) & (bounds <= 1))][0]))
+        assert rollout.seed is not None
+        seed, position = np.array([rollout.seed], np.uint64), record.positions[i : i + 1]
+        self.bounds, self.scale = bounds, 1.0
+        self.coins = gpu.uniforms(seed, position, bounds.size, gpu.ACCEPT_BLOCK)[0]
+        below = np.flatnonzero(self.coins < bounds)
+        self.kept = int(below[-1]) + 1 if below.size else 0
+        rounds = int(record.rounds[i])
+        listed = int(rollout.num_accepted[rounds]) if rounds < len(rollout.num_accepted) else "nothing"
+        _same(i, "num_accepted", self.kept, listed)
+
+    def tests(self, row: int) -> bool:
+        """Whether a row tests a draft."""
+        return row < self.bounds.size
+
+    def check_bound(self, i: int, row: int, left: int, total: int) -> None:
+        """Of a row with a draft, token i's, whose residual sums to `left`."""
+        if row and self.coins[row - 1] < self.scale:
+            whole = left + (1.0 - self.scale) * total
+            bound = min(self.scale, left / whole) if whole > 0 else self.scale
+            _same(i, "bound", bound, float(self.bounds[row - 1]))
+
+    def go_on(self, i: int, row: int, weight: int, draft_prob: float, total: int) -> None:
+        """Behind token i's draft: the scale, and what it says of the next row's bound."""
+        self.scale = min(1.0, self.scale * (weight / (draft_prob * total)))
+        bound, coin, last = float(self.bounds[row]), self.coins[row], row + 1 == self.bounds.size
+        if last or coin >= self.scale:
+            _same(i, "next bound", self.scale, bound)
+        elif bound > self.scale:
+            raise _Found(i, "next bound", f"at most {self.scale}", bound)
+
+
 class _Token:
     """One token with its row of the record."""
 
@@ -183,11 +243,30 @@ class _Token:
         self.draft, self.draft_prob = int(record.draft_tokens[i]), float(record.draft_probs[i])
         self.accept_coin, self.draw_coin = float(coins[gpu.ACCEPT][i]), float(coins[gpu.DRAW][i])
 
-    def check(self) -> None:
+    def check_row(self) -> None:
         self._check_place()
         self._check_row()
         self._check_proposal()
-        self._check_decision()
+
+    def check_decision(self, block: _Block | None) -> None:
+        row, scale = int(self.record.rows[self.i]), 1.0
+        if block is None or not block.tests(row):
+            _same(self.i, "proposal", "none", "none" if self.law.size == 0 else "a law")
+        elif self.law.size == 0:
+            raise _Found(self.i, "proposal", "a law", "none")
+        if block is not None:
+            scale = block.scale
+        left = self._left(scale)
+        if block is None:
+            accepted = self._accepts()
+        else:
+            accepted = row < block.kept
+            if self.law.size:
+                block.check_bound(self.i, row, sum(left.tolist()), self.total)
+                block.go_on(self.i, row, self._weight_of_draft(), self.draft_prob, self.total)
+        _same(self.i, "accepted", accepted, bool(self.record.accepted[self.i]))
+        token = self.draft if accepted else self._drawn(left)
+        _same(self.i, "token", token, int(self.rollout.token_ids[self.i]))
         self._check_rollout()
 
     def _check_place(self) -> None:
@@ -228,27 +307,26 @@ class _Token:
         if at is not None:
             _same(self.i, "draft probability", float(self.law[at]), self.draft_prob)
 
-    def _check_decision(self) -> None:
-        accepted = self._accepts()
-        _same(self.i, "accepted", accepted, bool(self.record.accepted[self.i]))
-        token = self.draft if accepted else self._drawn()
-        _same(self.i, "token", token, int(self.rollout.token_ids[self.i]))
-
     def _accepts(self) -> bool:
         if self.draft < 0:
             return False
-        at = self._place_of(self.draft)
-        weight = 0.0 if at is None else float(self.weights[at])
-        total = float(self.total)
-        return self.accept_coin * self.draft_prob * total < weight or weight >= total
+        weight, total = float(self._weight_of_draft()), float(self.total)
+        return self.accept_coin * total < weight or weight >= total
 
-    def _drawn(self) -> int:
-        left = self.weights
+    def _weight_of_draft(self) -> int:
+        at = self._place_of(self.draft)
+        return 0 if at is None else int(self.weights[at])
+
+    def _left(self, scale: float) -> np.ndarray:
+        """The weights of what is drawn from if the draft isn't kept."""
         if self.law.size:
-            residual = self.weights.astype(np.float64) - self.law * float(self.total)
-            left = np.where(residual > 0, residual, 0.0).astype(np.int64)
-        elif self.draft >= 0:
-            left = np.where(self.ids == self.draft, 0, self.weights)
+            residual = scale * self.weights.astype(np.float64) - self.law * float(self.total)
+            return np.where(residual > 0, residual, 0.0).astype(np.int64)
+        if self.draft >= 0:
+            return np.where(self.ids == self.draft, 0, self.weights)
+        return self.weights
+
+    def _drawn(self, left: np.ndarray) -> int:
         if not left.any():
             left = self.weights
         mass = np.cumsum(left)

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RAGGED = {"offsets": ("token_ids", "weights"), "proposal_offsets": ("proposal_probs",)}
+RAGGED = {
+    "offsets": ("token_ids", "weights"),
+    "proposal_offsets": ("proposal_probs",),
+    "bound_offsets": ("bounds",),
+}
 """The ragged arrays by the offsets that divide them into rows."""
 
 
@@ -18,8 +22,9 @@ class AuditRecord:
     Attributes:
         rounds: int32 [n], the verification round that committed the token; 0 is the one on the prefill's logits.
         rows: int32 [n], its row within the round's block: the number of drafts accepted before it.
-        positions: int64 [n], the counter of the token's two coins: ``gpu.uniforms`` at this position, with purpose
-            `gpu.ACCEPT` for the test of its draft and `gpu.DRAW` for a replacement or bonus token.
+        positions: int64 [n], the counter of the token's coins: ``gpu.uniforms`` at this position, with purpose
+            `gpu.DRAW` for a replacement or bonus token, and `gpu.ACCEPT` for the test of its draft by itself; at the
+            position of the round's row 0 with purpose `gpu.ACCEPT_BLOCK` for a block's.
         draft_tokens: int32 [n], the draft that the row tested; -1 where it had none.
         draft_probs: float32 [n], the draft's probability under the law it was drawn from: 1 for a draft that was
             chosen, not drawn; NaN where there was none.
@@ -32,6 +37,9 @@ class AuditRecord:
         proposal_offsets: int64 [n + 1]; row i of `proposal_probs`, as long as the support where the draft was drawn
             from a law of its own, else empty.
         proposal_probs: float32, that law on the row's support.
+        bound_offsets: int64 [n + 1]; ``bounds[bound_offsets[i]:bound_offsets[i + 1]]`` is of the round whose row 0 is
+            token i, where its drafts were verified as a block; else empty.
+        bounds: float64, what the coins of rows 1, 2, ... were held against, to the last row that could be reached.
     """
 
     rounds: np.ndarray
@@ -46,6 +54,8 @@ class AuditRecord:
     weights: np.ndarray
     proposal_offsets: np.ndarray
     proposal_probs: np.ndarray
+    bound_offsets: np.ndarray
+    bounds: np.ndarray
 
     def __len__(self) -> int:
         return len(self.rounds)
@@ -86,6 +96,8 @@ DTYPES: dict[str, type] = {
     "weights": np.int64,
     "proposal_offsets": np.int64,
     "proposal_probs": np.float32,
+    "bound_offsets": np.int64,
+    "bounds": np.float64,
 }
 """The dtype of every array of an `AuditRecord`."""
 

@@ -42,6 +42,10 @@ def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord
         supports = np.split(token_ids, np.cumsum(sizes)[:-1])
         for i in index[tested]:
             draft_probs[i], laws[i] = drawn_from[i, drafts[i]], drawn_from[i, supports[i]]
+    bounds = np.empty(0)
+    if verdict.bounds is not None and index.size:
+        bounds = verdict.bounds[b, 1:]
+        bounds = bounds[~np.isnan(bounds)]
     weights = [row[:size].astype(np.int64) for row, size in zip(stored, sizes, strict=True)]
     return AuditRecord(
         rounds=np.full(index.size, len(request.num_accepted), np.int32),
@@ -56,4 +60,6 @@ def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord
         weights=np.concatenate([np.empty(0, np.int64), *weights]),
         proposal_offsets=np.concatenate([[0], np.cumsum([law.size for law in laws])]).astype(np.int64),
         proposal_probs=np.concatenate([np.empty(0, np.float32), *laws]).astype(np.float32),
+        bound_offsets=np.where(np.arange(index.size + 1) > 0, bounds.size, 0),
+        bounds=bounds,
     )

@@ -19,7 +19,7 @@ from pipeline.files import written_whole
 from pipeline.mask_checks import check_shape
 from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
 
-FORMAT = "specmask.rollouts.v2"
+FORMAT = "specmask.rollouts.v3"
 METADATA_KEY = b"specmask"
 
 SCHEMA = pa.schema(

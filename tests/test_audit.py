@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import gpu
 from pipeline import ConfidenceThreshold, InvalidRequest, Rollout, Rollouts, SamplingMask, SamplingParams
 from pipeline.audit import audit
-from pipeline.audit_record import DTYPES, AuditRecord
+from pipeline.audit_record import DTYPES, RAGGED, AuditRecord
 from pipeline.recording import record_rows
 from pipeline.records import Adjusted, Proposal, Verified
 from pipeline.request import Prompt, Request
@@ -83,7 +83,8 @@ def test_it_agrees_with_the_pipeline(path, policy):
         assert report.num_tokens == len(rollout.token_ids) == 14
         assert report.num_rounds == rollout.num_rounds
         record = rollout.audit
-        assert report.num_coins == (record.draft_tokens >= 0).sum() + (~record.accepted).sum()
+        tested = record.bounds.size if path == "sampled draft" else (record.draft_tokens >= 0).sum()
+        assert report.num_coins == tested + (~record.accepted).sum()
         assert (record.proposal_probs.size > 0) == (path == "sampled draft")
         assert record.totals.tolist() == np.add.reduceat(record.weights, record.offsets[:-1]).tolist()
     accepted = sum(int(rollout.audit.accepted.sum()) for rollout in rollouts)
@@ -147,7 +148,8 @@ def assert_agreement(logits, support, drafts, num_drafts, proposal_probs, seed):
     """What `verify_chain` makes of a block, recorded and audited; the tokens of every request."""
     batch, width, size = logits.shape
     seeds, starts = np.full(batch, seed, np.uint64), np.zeros(batch, np.int64)
-    coins = [gpu.uniforms(seeds, starts, width, purpose) for purpose in (gpu.ACCEPT, gpu.DRAW)]
+    accept = gpu.accept_purpose(proposal_probs)
+    coins = [gpu.uniforms(seeds, starts, width, purpose) for purpose in (accept, gpu.DRAW)]
     verdict = gpu.verify_chain(logits, support, drafts, num_drafts, *coins, proposal_probs)
     capture = gpu.capture_masks(logits, support, verdict, np.ones(batch, bool), size)
     requests = [a_request(seed) for _ in range(batch)]
@@ -183,7 +185,7 @@ def test_the_walk_takes_the_first_id_above_the_threshold(seed):
     values |= {"draft_tokens": np.full(1, -1, np.int32), "draft_probs": np.full(1, np.nan, np.float32)}
     values |= {"token_ids": np.array([2, 3, 7, 9], np.int32), "weights": np.ones(4, np.int64)}
     values |= {"offsets": np.array([0, 4]), "proposal_offsets": np.zeros(2, np.int64), "totals": np.array([4])}
-    values["proposal_probs"] = np.empty(0, np.float32)
+    values |= {"proposal_probs": np.empty(0, np.float32), "bound_offsets": np.zeros(2, np.int64), "bounds": np.empty(0)}
     token = values["token_ids"][int(4 * coin)]
     rollout = a_rollout(np.array([token]), np.log(np.full(1, 0.25, np.float32)), 0, seed, AuditRecord(**values))
     assert audit(rollout).ok
@@ -305,7 +307,7 @@ def test_a_changed_proposal_is_found(recorded):
 
 @pytest.mark.parametrize("kind", ["dflash2", "dspark vanilla"])
 def test_a_changed_probability_of_a_drawn_draft_is_found(kind):
-    params = replace(SAMPLED, top_k=6, n=8, max_new_tokens=9)
+    params = replace(SAMPLED, top_k=6, n=16, max_new_tokens=9)
     rollouts = pipes.pipe_of_kind(kind, 10, 3, max_batch=16, max_length=16).generate([PROMPTS[0]], params)
     changes = 0
     for rollout in rollouts:
@@ -316,12 +318,47 @@ def test_a_changed_probability_of_a_drawn_draft_is_found(kind):
             alone = changed(rollout, "draft_probs", i, lambda x: x * 1.001)
             found = audit(alone).disagreement
             assert (found.position, found.what) == (i, "draft probability")
-            # In both places, but then the coin would have refused the draft.
+            # In both places, but then the next row's coin would have been held against less.
             both = changed(changed(rollout, "draft_probs", i, lambda x: 1e9), "proposal_probs", place, lambda x: 1e9)
             found = audit(both).disagreement
-            assert (found.position, found.what, found.expected) == (i, "accepted", False)
+            assert (found.position, found.what) in ((i, "bound"), (i, "next bound"))
+            assert found.expected < 1e-6
             changes += 1
     assert changes > 5
+
+
+def test_a_changed_bound_is_found_where_something_depends_on_it():
+    """The bound of a row that has a token, or is next to one; and any that would have turned the decision."""
+    params = replace(SAMPLED, top_k=6, n=8, max_new_tokens=9, return_logprobs=False)
+    rollouts = pipes.pipe_of_kind("dspark vanilla", 10, 3, max_batch=16, max_length=16).generate([PROMPTS[0]], params)
+    found, unseen = [], 0
+    for rollout in rollouts:
+        record = rollout.audit
+        for first in np.flatnonzero(np.diff(record.bound_offsets)):
+            at, rows = int(record.bound_offsets[first]), int((record.rounds == record.rounds[first]).sum())
+            for k in range(int(record.bound_offsets[first + 1]) - at):
+                report = audit(changed(rollout, "bounds", at + k, lambda x: x * 0.999 + 1e-9))
+                if report.ok:
+                    assert k + 1 >= rows
+                    unseen += 1
+                    continue
+                found.append(report.disagreement.what)
+                assert first <= report.disagreement.position <= first + k + 1
+            lost = int(rollout.num_accepted[record.rounds[first]]) + 1
+            if lost <= record.bound_offsets[first + 1] - at:
+                report = audit(changed(rollout, "bounds", at + lost - 1, lambda x: 1.0))
+                assert (report.disagreement.position, report.disagreement.what) == (first, "num_accepted")
+            report = audit(changed(rollout, "bounds", at, lambda x: 1.5))
+            assert (report.disagreement.position, report.disagreement.what) == (first, "bound")
+    assert {what: found.count(what) > 3 for what in found} == {"bound": True, "next bound": True}
+    assert unseen > 3, "what isn't recorded can't be seen"
+
+
+def test_a_block_without_its_bounds_is_found(recorded):
+    rollout = recorded["sampled draft"]
+    record = replace(rollout.audit, bounds=np.empty(0), bound_offsets=np.zeros(len(rollout.token_ids) + 1, np.int64))
+    found = audit(replace(rollout, audit=record)).disagreement
+    assert (found.what, found.expected, found.found) == ("proposal", "none", "a law")
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -330,7 +367,10 @@ def test_a_missing_end_is_found(recorded, name):
     shorter = replace(rollout.audit, **{name: getattr(rollout.audit, name)[:-1]})
     report = audit(replace(rollout, audit=shorter))
     assert report.disagreement.what == name
-    assert report.disagreement.position >= len(rollout.token_ids) - 2
+    last = len(rollout.token_ids) - 2
+    for offsets in (one for one, names in RAGGED.items() if name in names):
+        last = np.flatnonzero(np.diff(getattr(rollout.audit, offsets)))[-1]
+    assert report.disagreement.position >= last
 
 
 def test_other_records_of_the_rollout_are_held_against_it():
@@ -377,8 +417,9 @@ def test_any_change_is_reported_not_raised(recorded, data, path):
     assert 0 <= report.num_tokens <= len(rollout.token_ids)
     if np.array_equal(new, array, equal_nan=array.dtype.kind == "f"):
         assert report.ok
-    elif name not in ("token_ids", "draft_tokens", "draft_probs", "proposal_probs"):
-        # No decision may depend on one of those: a draft outside the support is refused whatever its probability.
+    elif name not in ("token_ids", "draft_tokens", "draft_probs", "proposal_probs", "bounds"):
+        # No decision may depend on one of those: a draft outside the support is refused whatever its probability, and
+        # rows behind the last token aren't recorded.
         assert not report.ok
 
 

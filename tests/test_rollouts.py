@@ -13,12 +13,17 @@ from pipeline.audit_record import DTYPES, AuditRecord
 
 def a_record(rng, n):
     """An audit record of any numbers, each array in its dtype."""
-    sizes = {"token_ids": rng.integers(1, 5, n), "proposal_probs": rng.integers(0, 3, n)}
+    sizes = {
+        "token_ids": rng.integers(1, 5, n),
+        "proposal_probs": rng.integers(0, 3, n),
+        "bounds": rng.integers(0, 3, n),
+    }
     offsets = {name: np.concatenate([[0], np.cumsum(size)]) for name, size in sizes.items()}
     total = {"weights": offsets["token_ids"][-1]} | {name: ends[-1] for name, ends in offsets.items()}
     values = {name: rng.integers(0, 2, total.get(name, n)).astype(dtype) for name, dtype in DTYPES.items()}
     values["draft_probs"][0] = np.nan
     values |= {"offsets": offsets["token_ids"], "proposal_offsets": offsets["proposal_probs"]}
+    values["bound_offsets"] = offsets["bounds"]
     return AuditRecord(**values)
 
 
@@ -111,7 +116,7 @@ def test_another_file_is_refused(tmp_path):
     import pyarrow as pa
 
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match=r"format=None in .*, expected 'specmask.rollouts.v2'"):
+    with pytest.raises(ValueError, match=r"format=None in .*, expected 'specmask.rollouts.v3'"):
         Rollouts.from_parquet(tmp_path / "other.parquet")
 
 
