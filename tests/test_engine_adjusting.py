@@ -63,7 +63,9 @@ def rounds_are_the_stages(seed, batch, width, device):
             np.testing.assert_array_equal(got[b, rows], want[b, rows])
             np.testing.assert_array_equal(got[b, num_drafts[b] + 1 :], logits[b, num_drafts[b] + 1 :].float().numpy())
         verdict, phases = device_adjust.a_verdict(rng, batch, width, VOCABULARY)
-        tensors = {name: torch.from_numpy(value).to(device) for name, value in vars(verdict).items()}
+        tensors = {
+            name: torch.from_numpy(value).to(device) for name, value in vars(verdict).items() if name != "bounds"
+        }
         held = gpu.Verdict(**{name: array_of(tensor) for name, tensor in tensors.items()})
         own.count(held, torch.from_numpy(phases).to(device), gpu.DECODING)
         for b in np.flatnonzero(phases == gpu.DECODING):

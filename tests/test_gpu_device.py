@@ -37,6 +37,23 @@ def test_rounds_are_the_host_twins(size, dtype, order):
             run_round(DEVICE, round_, order, capacity, size, proposal, threshold_single=0.6, threshold_acc=0.8)
 
 
+@pytest.mark.parametrize("width", [33, 64, THREADS])
+def test_long_blocks_are_the_host_twins(width):
+    """Laws near the policies, so that scales stay up; entries, and rows walked. Beyond 64 rows a round is apart."""
+    size = 300
+    round_ = make_round(width, 3, width, size, "float32", num_poisoned=0, greedy=0)
+    round_.logits[:] = np.random.default_rng(width).normal(size=round_.logits.shape)
+    for values, value in zip(round_.parameters, (1, 0, 1, 0), strict=True):
+        values[:] = value
+    laws = np.exp(round_.logits[:, :-1] + np.float32(0.02) * round_.logits[:, 1:])
+    laws /= laws.sum(-1, keepdims=True)
+    round_.num_drafts[:] = width - 1
+    for capacity, coin in ((size, 0.999), (size - 1, 0.3)):
+        round_.coins[0][:] = coin
+        _, verdict, _ = run_round(DEVICE, round_, "top_k_first", capacity, size, laws)
+        assert (verdict.bounds > 0.1).mean() > 0.5
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "capacity"), [(248320, MAX_SUPPORT), (151936, 16), (65537, 3000), (4099, 4099)])
 def test_rows_without_top_k_are_the_host_twins(size, capacity, dtype):

@@ -57,15 +57,15 @@ class Run(NamedTuple):
 
 
 @lru_cache
-def request_of(name: str, proposal_name: str | None, threads: int, walks: bool) -> Any:
-    """A device function for logits and draft probabilities of these dtypes.
+def request_of(name: str, proposal_name: str | None, as_block: bool, threads: int, walks: bool) -> Any:
+    """A device function for logits and draft probabilities of these dtypes, drafts verified by this rule.
 
     (request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64). shared: int32 [8],
     scratch64: int64 [SCRATCH64]. walks: it also writes the masks of rows that carry no entries, by walking them; else
     gpu/capture/spread.py does.
     """
     granule = 2 * format_of(name).lanes
-    settle, pack_walked = settle_of(name, proposal_name, threads), walk_of(name, threads)
+    settle, pack_walked = settle_of(name, proposal_name, as_block, threads), walk_of(name, threads)
     sum64, warps = block_of(threads).sum64, threads // WARP
 
     @cuda.jit(device=True)

@@ -13,6 +13,7 @@ if SIMULATED:
         half_to_float,
         load_four,
         load_kept,
+        make_known,
         max_bfloat16x2,
         max_float16x2,
         max_float32,
@@ -20,6 +21,7 @@ if SIMULATED:
         warp_max_u32,
         warp_min_u32,
         warp_sum_s32,
+        what_is_known,
     )
 else:
     from gpu.device.ptx import (
@@ -31,6 +33,7 @@ else:
         half_to_float,
         load_four,
         load_kept,
+        make_known,
         max_bfloat16x2,
         max_float16x2,
         max_float32,
@@ -38,6 +41,7 @@ else:
         warp_max_u32,
         warp_min_u32,
         warp_sum_s32,
+        what_is_known,
     )
 
 __all__ = [
@@ -50,6 +54,7 @@ __all__ = [
     "half_to_float",
     "load_four",
     "load_kept",
+    "make_known",
     "max_bfloat16x2",
     "max_float16x2",
     "max_float32",
@@ -57,4 +62,5 @@ __all__ = [
     "warp_max_u32",
     "warp_min_u32",
     "warp_sum_s32",
+    "what_is_known",
 ]

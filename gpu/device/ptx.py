@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_I16, _I32, _I64, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I16, _I32, _I64, _FLOAT, _DOUBLE = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
 _WORDS = types.UniTuple(types.uint32, 4)
 
 
@@ -153,6 +153,31 @@ def take_ticket(typing_context, pointer, index):
         return builder.asm(form, "atom.acq_rel.gpu.global.add.u64 $0, [$1], 1;", "=l,l,~{memory}", [address], True)
 
     return types.int64(pointer, types.int64), codegen
+
+
+@intrinsic
+def make_known(typing_context, pointer, index, value):
+    """pointer[index] = value on float64, for blocks that ask by `what_is_known`; it says nothing of other writes."""
+
+    def codegen(context, builder, signature, args):
+        address = builder.ptrtoint(builder.gep(args[0], [args[1]]), _I64)
+        form = ir.FunctionType(ir.VoidType(), [_I64, _DOUBLE])
+        builder.asm(form, "st.relaxed.gpu.global.f64 [$0], $1;", "l,d", [address, args[2]], True)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, types.float64), codegen
+
+
+@intrinsic
+def what_is_known(typing_context, pointer, index):
+    """pointer[index] on float64 as it is now, whichever block wrote it by `make_known`."""
+
+    def codegen(context, builder, signature, args):
+        address = builder.ptrtoint(builder.gep(args[0], [args[1]]), _I64)
+        form = ir.FunctionType(_DOUBLE, [_I64])
+        return builder.asm(form, "ld.relaxed.gpu.global.f64 $0, [$1];", "=d,l", [address], True)
+
+    return types.float64(pointer, types.int64), codegen
 
 
 @intrinsic

@@ -119,6 +119,18 @@ def fetch_early(pointer, index):
     """Nothing: no memory is far."""
 
 
+def make_known(pointer, index, value):
+    """pointer[index] = value."""
+    pointer[index] = value
+
+
+def what_is_known(pointer, index):
+    """pointer[index]; blocks run in the order of their numbers, so what a kernel may wait for is there."""
+    if pointer[index] == 0.0:
+        raise RuntimeError(f"index={index}, expected a number that a block of lower number has made known")
+    return pointer[index]
+
+
 def take_ticket(pointer, index):
     """Atomic pointer[index] += 1; returns what was there."""
     return add_at(pointer, index, np.int64(1))

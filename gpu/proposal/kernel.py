@@ -64,9 +64,9 @@ def draw_kernel(name: str, whole_rows: bool = False, threads: int = THREADS) -> 
                     logits, drafts.drawn, drafts.maximum, drafts.cutoff, drafts.scale, drafts.share, bounds.top_k,
                     np.int32(0),
                 )  # fmt: skip
-                law = Law(np.int32(-1), np.int32(-1), np.int64(0), unread)
+                law = Law(np.int32(-1), np.int32(-1), np.int64(0), np.float64(1.0), unread)
                 view = row_without_maxima(logits, row, granule)
-                entry = draw(view, row, policy, drafts.uniforms[at], law, rows, shared, scratch64)
+                entry, _ = draw(view, row, policy, drafts.uniforms[at], law, rows, shared, scratch64)
         if cuda.threadIdx.x == 0:
             drafts.drawn[at] = np.int64(entry)
             drafts.maximum[at], drafts.cutoff[at] = policy.maximum, policy.cutoff

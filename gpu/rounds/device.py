@@ -39,7 +39,7 @@ def run(
         verdict = verification.verify(logits, support, *request, *thresholds, verdict)
         return support, verdict, capture.capture(logits, support, verdict, wanted, max_support, masks)
     support, marks, of_filter = support_device.filter_arguments(rows, *bounds, support)
-    verdict, requests, proposal_name = verification.requests_argument(
+    verdict, requests, proposal_name, as_block = verification.requests_argument(
         rows, logits, support, *request, *thresholds, verdict
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
@@ -49,7 +49,7 @@ def run(
     else:
         support_device.scan(rows, marks)
     captures = capture.captures_argument(wanted, max_support, masks)
-    round_kernel(rows.form.name, proposal_name, whole_rows).launch(
+    round_kernel(rows.form.name, proposal_name, as_block, whole_rows).launch(
         (batch * width,),
         rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), batch, requests,
         verification.verdicts_argument(verdict), captures,

@@ -3,8 +3,9 @@
 A block filters a row, tests its draft and draws what may take its place; whichever is the last of a request settles
 and captures it, while others still filter.
 
-A block waits for what earlier requests pack. Their blocks have lower numbers, so they run or have run: devices start
-blocks in the order of their numbers, on which the scans of CUB rely as well.
+A block waits for what earlier requests pack, and where drafts are verified as a block for earlier rows of its own.
+Their blocks have lower numbers, so they run or have run: devices start blocks in the order of their numbers, on which
+the scans of CUB rely as well.
 """
 
 from functools import lru_cache
@@ -25,19 +26,21 @@ from gpu.support.pick import MAX_REGISTERS, SCRATCH64, THREADS, pick_of
 from gpu.support.pick_whole import pick_whole_of
 from gpu.support.policy import ROWS
 from gpu.support.whole import WHOLE
-from gpu.verification.chain import REQUESTS, VERDICTS
-from gpu.verification.row import answer_of, fetch_request
+from gpu.verification.chain import REQUESTS, VERDICTS, rule_of
+from gpu.verification.row import fetch_request
 
 
 @lru_cache
-def round_kernel(name: str, proposal_name: str | None, whole_rows: bool = False, threads: int = THREADS) -> Kernel:
-    """The kernel for logits and draft probabilities of these dtypes; its grid is (rows,).
+def round_kernel(
+    name: str, proposal_name: str | None, as_block: bool, whole_rows: bool = False, threads: int = THREADS
+) -> Kernel:
+    """The kernel for logits and draft probabilities of these dtypes and this rule; its grid is (rows,).
 
     whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
     """
     pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
-    answer = answer_of(name, proposal_name, threads)
-    decide = request_of(name, proposal_name, threads, not whole_rows)
+    answer = rule_of(name, proposal_name, as_block, threads).answer
+    decide = request_of(name, proposal_name, as_block, threads, not whole_rows)
 
     @cuda.jit(device=True)
     def fetch_inputs(row, logits, requests, captures):

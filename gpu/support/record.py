@@ -34,6 +34,11 @@ class Walk:
     chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
     answered: Array  # int64 [R]: of gpu/verification/chain.py; zero between calls
+    # Of gpu/verification/block.py: Told, float64 [R] zero between calls, float64, int64 and float32 [R].
+    ratios: Array
+    bounds: Array
+    residuals: Array
+    draft_logprobs: Array
     no_min_p: Array  # float32 [R]: zeros, for a call without min_p
     # Of rows that are weighed whole: see gpu/support/whole.py.
     parts: Array  # int64 [R, chunks, 4]

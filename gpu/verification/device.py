@@ -1,4 +1,6 @@
-"""Chain verification on a device: one launch, no synchronisation."""
+"""Verification on a device: one launch, no synchronisation."""
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,9 +12,11 @@ from gpu.proposal.record import LogitsLaw
 from gpu.support import Support, check_support
 from gpu.support.device import walk_of
 from gpu.support.policy import rows_argument
+from gpu.verification.block import Told
 from gpu.verification.chain import THREADS, Requests, Verdicts, verify_kernel
 from gpu.verification.law import Laws, by_logits
 from gpu.verification.record import Verdict
+from gpu.verification.rule import verifies_block
 
 
 def allocate(batch: int, width: int) -> Verdict:
@@ -65,8 +69,9 @@ def requests_argument(
     threshold_single: float,
     threshold_acc: float,
     out: Verdict | None,
-) -> tuple[Verdict, Requests, str | None]:
-    """Room for the verdict, what verification reads as the argument of a kernel, the format of the laws."""
+) -> tuple[Verdict, Requests, str | None, bool]:
+    """Room for the verdict, what verification reads as the argument of a kernel, the format of the laws, whether the
+    drafts are verified as a block."""
     batch, width = logits.shape[:2]
     check_support(support, batch * width)
     check_device("draft_tokens", draft_tokens, np.int32, (batch, width - 1))
@@ -84,11 +89,16 @@ def requests_argument(
     elif out.tokens.shape != (batch, width) or not on_device(out.tokens):
         raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
     laws, proposal_name = laws_argument(draft_probs if width > 1 else None, rows, num_drafts)
+    as_block, walk = verifies_block(draft_probs, width, threshold_single, threshold_acc), walk_of(support)
+    told = Told(
+        pointer(walk.ratios), pointer(walk.bounds), pointer(walk.residuals), pointer(walk.draft_logprobs)
+    )  # fmt: skip
     requests = Requests(
         pointer(draft_tokens), pointer(num_drafts), pointer(accept_uniforms), pointer(draw_uniforms),
-        laws, threshold_single, threshold_acc,
+        laws, told, threshold_single, threshold_acc,
     )  # fmt: skip
-    return out, requests, proposal_name
+    out = replace(out, bounds=walk.bounds.reshape(batch, width) if as_block else None)
+    return out, requests, proposal_name, as_block
 
 
 def verify(
@@ -105,13 +115,13 @@ def verify(
 ) -> Verdict:
     """verify_chain of CuPy arrays."""
     rows = device_logits(logits, 3)
-    out, requests, proposal_name = requests_argument(
+    out, requests, proposal_name, as_block = requests_argument(
         rows, logits, support, draft_tokens, num_drafts, accept_uniforms, draw_uniforms, draft_probs,
         threshold_single, threshold_acc, out,
     )  # fmt: skip
     if logits.shape[0]:
         of_rows = rows_argument(support)
-        verify_kernel(rows.form.name, proposal_name).launch(
+        verify_kernel(rows.form.name, proposal_name, as_block).launch(
             (rows.num_rows,),
             rows.argument, of_rows, requests, verdicts_argument(out), pointer(walk_of(support).answered),
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The draw of one row by a block: inverse CDF in ascending token id, over its entries or, if it has none, over the row.
 
-The law is the row's policy without a removed token, or the residual max(0, weight - draft_prob * total) of a proposal.
-Where nothing is left of it, the policy itself.
+The law is the row's policy without a removed token, or the residual max(0, scale * weight - draft_prob * total) of a
+proposal. Where nothing is left of it, the policy itself.
 """
 
 import math
@@ -15,9 +15,9 @@ from gpu.device.block import WARP, block_of, warp_prefix64
 from gpu.device.instructions import load_kept
 from gpu.device.rows import row_start
 from gpu.device.vectors import element_of, format_of, in_row
-from gpu.instructions import product
 from gpu.support.policy import weight_under
 from gpu.verification.law import is_by_logits, law_of
+from gpu.verification.rule import residual_weight
 
 
 class Law(NamedTuple):
@@ -26,19 +26,23 @@ class Law(NamedTuple):
     removed: Any  # int32: a token that can't be drawn, or -1
     draft_row: Any  # int32: of the law whose probabilities are taken away, or -1 for none
     draft_at: Any  # int64: where the values of that one begin
+    scale: Any  # float64: of the weights that they are taken from
     laws: Any  # Laws
 
 
 class Draw(NamedTuple):
     """Ways to draw, for one dtype of logits, one format of laws and one block size.
 
-    (row, its index, policy, uniform, law, rows, shared, scratch64) -> token id, or -1 if the draft's law isn't a
-    distribution. shared: int32 [4]. Every thread of the block takes part.
+    (row, its index, policy, uniform, law, rows, shared, scratch64) -> token id, and the weight of what was left of the
+    law, int64; both -1 if the draft's law isn't a distribution. shared: int32 [4]. Every thread of the block takes
+    part.
     """
 
     from_entries: Any  # of a row that carries its entries; `row` isn't read
     from_logits: Any  # of one that doesn't
     draw: Any  # of either
+    sum_of_logits: Any  # (row, policy, law, scratch64) -> the weight left of a row without entries; -1 for a bad law
+    from_sum: Any  # (row, index, policy, uniform, law, left, ...) -> token id, of such a row, where it is known
 
 
 @cuda.jit(device=True)
@@ -48,17 +52,15 @@ def law_without(draft, draft_row, laws):
     draft: -1 where there was no draft.
     """
     if draft_row < 0:
-        return Law(np.int32(draft), np.int32(-1), np.int64(0), laws)
-    return Law(np.int32(-1), np.int32(draft_row), row_start(laws.values, draft_row), laws)
+        return Law(np.int32(draft), np.int32(-1), np.int64(0), np.float64(1.0), laws)
+    return law_of_row(draft_row, np.float64(1.0), laws)
 
 
-@njit(nogil=True)
-def residual_weight(mass, draft_prob, total):
-    """trunc(max(0, weight - draft_prob * total)), in float64; -1 if the draft_prob isn't a probability."""
-    if not draft_prob >= 0:
-        return np.int64(-1)
-    residual = np.float64(mass) - product(np.float64(draft_prob), np.float64(total))
-    return np.int64(residual) if residual > 0 else np.int64(0)
+@cuda.jit(device=True)
+def law_of_row(draft_row, scale, laws):
+    """What is left where that law has been taken from the weights at a scale; of the policy, for -1."""
+    draft_at = row_start(laws.values, draft_row) if draft_row >= 0 else np.int64(0)
+    return Law(np.int32(-1), np.int32(draft_row), np.int64(draft_at), np.float64(scale), laws)
 
 
 @njit(nogil=True)
@@ -91,7 +93,7 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
         if not proposes or law.draft_row < 0:
             return np.int64(mass)
         draft_prob = draft_prob_of(law.laws, law.draft_row, law.draft_at, token)
-        return np.int64(residual_weight(mass, draft_prob, policy.total))
+        return np.int64(residual_weight(mass, draft_prob, policy.total, law.scale))
 
     @cuda.jit(device=True)
     def granule_weight(row, granule, policy, law):
@@ -154,10 +156,10 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
                 bad = np.int32(1)
             own = np.int64(own + left)
         if proposes and cuda.syncthreads_or(bad) != 0:
-            return np.int32(-1)
+            return np.int32(-1), np.int64(-1)
         before, total = prefix64(own, scratch64)
         if total == 0:
-            return np.int32(-2)
+            return np.int32(-2), np.int64(0)
         threshold = np.int64(draw_threshold(uniform, total))
         if before <= threshold < before + own:
             i, mass = start, before
@@ -168,7 +170,7 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
                 i = np.int32(i + 1)
             shared[0] = token_ids[at + i]
         cuda.syncthreads()
-        return np.int32(shared[0])
+        return np.int32(shared[0]), np.int64(total)
 
     @cuda.jit(device=True)
     def by_segments(row, index, policy, uniform, law, rows, shared, scratch64):
@@ -191,7 +193,7 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
             own = np.int64(own + segments[at + i] - (removed_weight if i == removed_in else np.int64(0)))
         before, total = prefix64(own, scratch64)
         if total == 0:
-            return np.int32(-2)
+            return np.int32(-2), np.int64(0)
         threshold = np.int64(draw_threshold(uniform, total))
         if before <= threshold < before + own:
             i, mass = start, before
@@ -214,11 +216,11 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
             if through - own <= threshold < through:
                 shared[0] = find_in_granule(row, granule, np.int64(threshold - through + own), policy, law)
         cuda.syncthreads()
-        return np.int32(shared[0])
+        return np.int32(shared[0]), np.int64(total)
 
     @cuda.jit(device=True)
-    def by_granules(row, policy, uniform, law, shared, scratch64):
-        # Two passes over the row: the total, then the granule that holds the threshold.
+    def sum_of_granules(row, policy, law, scratch64):
+        # The first pass over the row: the total, -1 for a bad law.
         own, bad = np.int64(0), np.int32(0)
         for granule in range(cuda.threadIdx.x, row.num_granules, threads):
             left = weigh_granule(row, granule, policy, law)
@@ -226,10 +228,12 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
                 bad = np.int32(1)
             own = np.int64(own + left)
         if cuda.syncthreads_or(bad) != 0:
-            return np.int32(-1)
-        total = sum64(own, scratch64)
-        if total == 0:
-            return np.int32(-2)
+            return np.int64(-1)
+        return np.int64(sum64(own, scratch64))
+
+    @cuda.jit(device=True)
+    def among_granules(row, policy, uniform, law, total, shared, scratch64):
+        # The second: the granule that holds the threshold.
         threshold, base = np.int64(draw_threshold(uniform, total)), np.int64(0)
         for begin in range(0, row.num_granules, threads):
             granule = np.int32(begin + cuda.threadIdx.x)
@@ -251,7 +255,19 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
     def by_logits(row, index, policy, uniform, law, rows, shared, scratch64):
         if law.draft_row < 0:
             return by_segments(row, index, policy, uniform, law, rows, shared, scratch64)
-        return by_granules(row, policy, uniform, law, shared, scratch64)
+        total = sum_of_granules(row, policy, law, scratch64)
+        if total < 0:
+            return np.int32(-1), np.int64(-1)
+        if total == 0:
+            return np.int32(-2), np.int64(0)
+        return among_granules(row, policy, uniform, law, total, shared, scratch64), total
+
+    @cuda.jit(device=True)
+    def from_sum(row, index, policy, uniform, law, left, rows, shared, scratch64):
+        if law.draft_row >= 0:
+            return among_granules(row, policy, uniform, law, left, shared, scratch64)
+        token, _ = by_segments(row, index, policy, uniform, law, rows, shared, scratch64)
+        return token
 
     @cuda.jit(device=True)
     def by_either(row, index, policy, uniform, law, rows, shared, scratch64):
@@ -263,13 +279,17 @@ def draw_of(name: str, proposal_name: str | None, threads: int) -> Draw:
         # Where nothing is left of the law (-2), from the policy itself.
         @cuda.jit(device=True)
         def draw(row, index, policy, uniform, law, rows, shared, scratch64):
+            nothing = False
             while True:
-                token = way(row, index, policy, uniform, law, rows, shared, scratch64)
+                token, left = way(row, index, policy, uniform, law, rows, shared, scratch64)
                 if token != -2:
-                    return token
-                law = Law(np.int32(-1), np.int32(-1), np.int64(0), law.laws)
+                    return token, np.int64(0) if nothing else left
+                law = Law(np.int32(-1), np.int32(-1), np.int64(0), np.float64(1.0), law.laws)
+                nothing = True
                 cuda.syncthreads()
 
         return draw
 
-    return Draw(or_from_policy(among_entries), or_from_policy(by_logits), or_from_policy(by_either))
+    return Draw(
+        or_from_policy(among_entries), or_from_policy(by_logits), or_from_policy(by_either), sum_of_granules, from_sum
+    )

@@ -15,6 +15,7 @@ class Verdict:
     logprobs: Array  # float32 [B, W]: of tokens under their rows' policies, NaN past num_committed
     status: Array  # uint8 [B]: OK or INVALID
     error_row: Array  # int32 [B]: the row (0..W-1) that made the request INVALID, else -1
-    # float64 [B, W], where drafts were verified as a block: what each row's coin was held against, NaN behind the last
-    # row. None where they were verified one by one, and where a RoundBuffer was filled.
+    # float64 [B, W], where drafts were verified as a block: what each row's coin was held against (1 in row 0, which
+    # has none), NaN behind the last row. None where they were verified one by one. On a device it is memory of the
+    # Support, and doesn't travel in a RoundBuffer.
     bounds: Array | None = None

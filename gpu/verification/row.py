@@ -1,7 +1,8 @@
 """Verification of one row by a block: its draft is tested, and where it isn't kept, the token in its place is drawn.
 
-No row waits for another: whoever has the answers of all rows of a request takes them up to the first that isn't a
-draft kept (gpu/verification/chain.py). What rows behind that one have drawn is in vain, and takes nobody's time.
+That is for drafts verified one by one; gpu/verification/block.py has the other rule. No row waits for another: whoever
+has the answers of all rows of a request takes them up to the first that isn't a draft kept (gpu/verification/chain.py).
+What rows behind that one have drawn is in vain, and takes nobody's time.
 
 An answer is an int32: a kept draft's token; DRAWN + the token drawn in a draft's place or behind all drafts; BAD; or
 LEFT, where the draft isn't kept and the row carries no entries: to walk it in vain would take time. It stands in
@@ -112,7 +113,7 @@ def answer_of(name: str, proposal_name: str | None, threads: int) -> Any:
                 cuda.syncthreads()  # behind the entries, and behind what has used the scratches
                 law = law_without(draft, draft_row if proposes else np.int32(-1), requests.laws)
                 row = row_without_maxima(logits, index, granule)
-                token = np.int32(draw(row, index, policy, uniform, law, rows, shared, scratch64))
+                token, _ = draw(row, index, policy, uniform, law, rows, shared, scratch64)
                 if token >= 0:
                     found = np.int32(DRAWN + token)
         if cuda.threadIdx.x == 0:
@@ -123,3 +124,43 @@ def answer_of(name: str, proposal_name: str | None, threads: int) -> Any:
                 verdicts.logprobs[index] = log_probability_under(policy, x, scale)
 
     return answer
+
+
+@cuda.jit(device=True)
+def reach_of_drafts(request, i, drafts, width, requests, verdicts, shared):
+    """`reach` (gpu/verification/chain.py): the first row that isn't a draft kept ends the round."""
+    out = np.int64(np.int64(request) * width + i)
+    answer, logprob = np.int32(BAD), np.float32(np.nan)
+    if i <= drafts:
+        answer, logprob = np.int32(verdicts.tokens[out]), np.float32(verdicts.logprobs[out])
+    if i == 0:
+        shared[0] = 4 * width
+    cuda.syncthreads()
+    if i <= drafts and not 0 <= answer < DRAWN:
+        how = np.int32(-answer) if answer < 0 else np.int32(0)
+        cuda.atomic.min(shared, 0, np.int32(4 * i + how))
+    cuda.syncthreads()
+    last, how = np.int32(shared[0] >> 2), np.int32(shared[0] & 3)  # the row behind all drafts keeps none
+    return (answer & np.int32(DRAWN - 1)), logprob, last, how
+
+
+@lru_cache
+def draw_left_of(name: str, proposal_name: str | None, threads: int) -> Any:
+    """`draw_left` (gpu/verification/chain.py)."""
+    granule = 2 * format_of(name).lanes
+    draw, proposes = draw_of(name, proposal_name, threads).from_logits, proposal_name is not None
+
+    @cuda.jit(device=True)
+    def draw_left(request, i, drafts, policy, logits, rows, requests, shared, scratch64):
+        index = np.int64(np.int64(request) * logits.width + i)
+        draft, draft_row = np.int32(-1), np.int32(-1)
+        if i < drafts:
+            at = np.int32(request * (logits.width - 1) + i)
+            draft = np.int32(requests.draft_tokens[at])
+            draft_row = at if proposes else np.int32(-1)
+        law = law_without(draft, draft_row, requests.laws)
+        row = row_without_maxima(logits, index, granule)
+        token, _ = draw(row, index, policy, requests.draw_uniforms[index], law, rows, shared, scratch64)
+        return np.int32(token)
+
+    return draw_left

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from numba import cuda
 
 import gpu
 from gpu import FILTER_ORDERS, INVALID, OVERFLOW, Capture, capture_masks, select_support
+from gpu.verification.block import scale_of
 from tests import test_gpu_filter as both_zeros
 from tests.backends import HOST, assert_same
 from tests.rounds import assert_same_rows, in_gaps, make_proposal, make_round, run_round
@@ -39,10 +41,28 @@ def test_rounds_are_the_host_twins(batch, width, size, dtype, of_proposal, order
     verdict = backend.verify_chain(*arguments)
     backend.capture_masks(round_.logits, support, verdict, round_.wanted, 1 + size // 3)
     proposal = make_proposal(seed, round_, exact, of_proposal)
+    round_.drafts[-1:, -1:] = size  # outside the vocabulary
     verdict = backend.verify_chain(*arguments, proposal)
     backend.capture_masks(round_.logits, support, verdict, round_.wanted, size)
-    round_.drafts[-1:, -1:] = size  # outside the vocabulary
-    backend.verify_chain(*arguments, threshold_single=0.4, threshold_acc=0.8)
+    backend.verify_chain(*arguments, proposal, threshold_single=0.4, threshold_acc=0.8)
+
+
+def test_scales_of_a_long_block():
+    """More rows than a warp has lanes; a ratio of 0 is known as -1."""
+    ratios = np.random.default_rng(38).uniform(0.9, 1.1, 70)
+
+    @cuda.jit
+    def scales(ratios, out):
+        for i in range(out.shape[0]):
+            out[i, cuda.threadIdx.x] = scale_of(ratios, 3, i)
+
+    for zero in (-1.0, ratios[-1]):
+        ratios[-1] = zero
+        out, want = np.empty((68, 32)), [1.0]
+        scales[1, 32](ratios, out)
+        for ratio in ratios[3:]:
+            want.append(min(1.0, want[-1] * max(ratio, 0.0)))
+        assert (out == np.array(want)[:68, None]).all()
 
 
 @pytest.mark.parametrize(
