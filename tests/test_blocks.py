@@ -7,9 +7,11 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from gpu import ACCEPT, ACCEPT_BLOCK, DRAW, accept_purpose, uniforms
+from model_loaders.training.acceptance import accept_block
 from tests import naive_lengths
 from tests.backends import HOST
 from tests.test_gpu_verify import select
@@ -124,37 +126,47 @@ def test_the_purpose_of_the_coins_is_that_of_the_rule():
 TRIALS, FALSE_ALARM = 40_000, 1e-6
 
 
+class Tables:
+    """The laws of a pair after every prefix of up to DRAFTS tokens, by the prefix's number; 0 is the empty one."""
+
+    def __init__(self, pair, size):
+        prefixes = [p for k in range(DRAFTS + 1) for p in itertools.product(range(size), repeat=k)]
+        place = {prefix: n for n, prefix in enumerate(prefixes)}
+        self.after = np.array([[place.get((*p, token), 0) for token in range(size)] for p in prefixes])  # beyond: any
+        self.target, self.draft = (
+            np.array([law(p) for p in prefixes], np.float32) for law in (pair.target, pair.draft)
+        )
+
+    def propose(self, nodes, rng):
+        """Drafts int32 [n, DRAFTS] behind prefixes [n], and the prefixes of their rows [n, DRAFTS + 1]."""
+        drafts, rows = [], [nodes]
+        for _ in range(DRAFTS):
+            law = self.draft[rows[-1]]
+            drafts.append((law.cumsum(-1) < rng.random((len(nodes), 1))).sum(-1).clip(max=law.shape[1] - 1))
+            rows.append(self.after[rows[-1], drafts[-1]])
+        return np.stack(drafts, 1).astype(np.int32), np.stack(rows, 1)
+
+
 def outputs(purpose):
     """Counts of what rounds of 3 drafts make of TRIALS seeds, DRAFTS + 1 tokens of 3, and their law.
 
     The accept coins are of this purpose.
     """
     pair, size = Pair(8), 3
-    shape = (size,) * (DRAFTS + 1)
-    prefixes = [p for k in range(DRAFTS + 1) for p in itertools.product(range(size), repeat=k)]
-    place = {prefix: n for n, prefix in enumerate(prefixes)}
-    after = np.array([[place.get((*p, token), 0) for token in range(size)] for p in prefixes])  # beyond: any
-    target, draft = (np.array([law(p) for p in prefixes], np.float32) for law in (pair.target, pair.draft))
+    tables, shape = Tables(pair, size), (size,) * (DRAFTS + 1)
     seeds, rng = np.arange(TRIALS, dtype=np.uint64), np.random.default_rng(17)
     tokens, lengths = np.zeros((TRIALS, 2 * DRAFTS + 2), np.int32), np.zeros(TRIALS, np.int64)
     nodes = np.zeros(TRIALS, np.int64)
     while (running := np.flatnonzero(lengths <= DRAFTS)).size:
-        node, drafts, at = nodes[running], np.zeros((running.size, DRAFTS), np.int32), []
-        for k in range(DRAFTS + 1):
-            at.append(node)
-            if k < DRAFTS:
-                coins = rng.random((running.size, 1))
-                drafts[:, k] = (draft[node].cumsum(-1) < coins).sum(-1).clip(max=size - 1)
-                node = after[node, drafts[:, k]]
-        at = np.stack(at, 1)
+        drafts, rows = tables.propose(nodes[running], rng)
         coins = (uniforms(seeds[running], lengths[running], DRAFTS + 1, which) for which in (purpose, DRAW))
-        logits, num = np.log(target[at]), np.full(running.size, DRAFTS, np.int32)
-        verdict = HOST.verify_chain(logits, select(HOST, logits), drafts, num, *coins, draft[at[:, :-1]])
+        logits, num = np.log(tables.target[rows]), np.full(running.size, DRAFTS, np.int32)
+        verdict = HOST.verify_chain(logits, select(HOST, logits), drafts, num, *coins, tables.draft[rows[:, :-1]])
         for k in range(DRAFTS + 1):
             some = running[verdict.num_committed > k]
             token = verdict.tokens[verdict.num_committed > k, k]
             tokens[some, lengths[some]] = token
-            nodes[some] = after[nodes[some], token]
+            nodes[some] = tables.after[nodes[some], token]
             lengths[some] += 1
     counts = np.bincount(np.ravel_multi_index(tokens[:, : DRAFTS + 1].T, shape), minlength=size ** (DRAFTS + 1))
     return counts, naive_lengths.target_law(pair.target, DRAFTS + 1, size).ravel()
@@ -169,3 +181,25 @@ def test_a_coin_must_not_be_tossed_twice():
         counts, law = outputs(purpose)
         assert (law * TRIALS).min() > 1
         assert (stats.chisquare(counts, law * TRIALS).pvalue > FALSE_ALARM) == sound
+
+
+def test_the_trainers_report_counts_what_a_block_keeps():
+    """Its own verification, in torch: the mean of drafts kept within 5 standard deviations, one in a million."""
+    pair, rng = Pair(6), np.random.default_rng(18)
+    tables = Tables(pair, 3)
+    drafts, rows = tables.propose(np.zeros(TRIALS, np.int64), rng)
+    p, q = tables.target[rows], tables.draft[rows[:, :-1]]
+    ratios = np.take_along_axis(p[:, :-1] / q, drafts[..., None].astype(np.int64), -1)[..., 0]
+    arrays = p, q, ratios, rng.random((TRIALS, DRAFTS)).astype(np.float32)
+    kept, scale = (tensor.numpy() for tensor in accept_block(*map(torch.from_numpy, arrays)))
+    by_draft, block = (
+        naive_lengths.expected_kept(pair.target, pair.draft, DRAFTS, 3, rule)
+        for rule in (naive_lengths.draft_by_draft, naive_lengths.as_block)
+    )
+    tolerance = 5 * kept.std() / TRIALS**0.5
+    assert block - by_draft > 2 * tolerance
+    assert abs(kept.mean() - block) < tolerance
+    want = np.ones(TRIALS, np.float32)
+    for k in range(DRAFTS):
+        want = np.where(k < kept, np.minimum(1, want * ratios[:, k]), want)
+    np.testing.assert_allclose(scale[:, 0], want, rtol=1e-6)

@@ -47,9 +47,8 @@ def test_long_blocks_are_the_host_twins(width):
         values[:] = value
     laws = np.exp(round_.logits[:, :-1] + np.float32(0.02) * round_.logits[:, 1:])
     laws /= laws.sum(-1, keepdims=True)
-    round_.num_drafts[:] = width - 1
-    for capacity, coin in ((size, 0.999), (size - 1, 0.3)):
-        round_.coins[0][:] = coin
+    round_.num_drafts[:], round_.coins[0][:] = width - 1, 0.999
+    for capacity in (size, size - 1):
         _, verdict, _ = run_round(DEVICE, round_, "top_k_first", capacity, size, laws)
         assert (verdict.bounds > 0.1).mean() > 0.5
 

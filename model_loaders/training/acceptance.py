@@ -61,7 +61,7 @@ def count_rounds(
 
     temperature 0: greedy. top_k, then top_p filter the target's law, as in ordinary sampling. Else proposal
     "argmax" proposes the draft's likeliest tokens and accepts each with the target's probability; "sample"
-    draws them from the draft's law under the same filter, as the pipeline does, and accepts with min(1, p/q).
+    draws them from the draft's law under the same filter and verifies them as a block, both as the pipeline does.
     shuffle_features: give each row the features of its neighbour; acceptance must collapse.
     """
     device, block, rows = target.device, 1 + draft.num_drafts, len(prompts)
@@ -110,12 +110,13 @@ def count_rounds(
         out = target.forward(torch.cat([anchors.unsqueeze(1), drafts], 1), positions, cache)
         p = filtered(out.logits.float())
         p_drafts = p[:, :-1].gather(2, drafts.unsqueeze(2)).squeeze(2)
-        q_drafts = torch.ones_like(p_drafts)
+        coins = torch.rand(p_drafts.shape, generator=generator, device=device)
+        scale = torch.ones_like(p_drafts[:, :1])
         if drafted.law is not None:
             q = drafted.law.dense(torch.cat(laws, 1), p.shape[2])
-            q_drafts = q.gather(2, drafts.unsqueeze(2)).squeeze(2)
-        coins = torch.rand(p_drafts.shape, generator=generator, device=device)
-        accepted = (coins * q_drafts < p_drafts).long().cumprod(1).sum(1)
+            accepted, scale = accept_block(p, q, p_drafts / q.gather(2, drafts.unsqueeze(2)).squeeze(2), coins)
+        else:
+            accepted = (coins < p_drafts).long().cumprod(1).sum(1)
         # The row after the last accepted draft: the residual after a rejection, the target's law otherwise.
         final = p.gather(1, accepted.view(-1, 1, 1).expand(-1, 1, p.shape[2])).squeeze(1)
         where = accepted.clamp(max=block - 2).view(-1, 1, 1)
@@ -123,7 +124,7 @@ def count_rounds(
             off = q.gather(1, where.expand(-1, 1, q.shape[2])).squeeze(1)
         else:
             off = torch.zeros_like(final).scatter_(1, drafts.gather(1, where.squeeze(2)), 2.0)
-        residual = (final - off).clamp(min=0)
+        residual = (scale * final - off).clamp(min=0)
         rejected = (accepted < block - 1).unsqueeze(1) & (residual.sum(1, keepdim=True) > 0)
         bonus = _draw(torch.where(rejected, residual, final), generator)
         committed = torch.cat([drafts, bonus.unsqueeze(1)], 1)
@@ -141,6 +142,22 @@ def count_rounds(
         running = going
     target.set_taps(before)
     return Rounds(tokens.cpu(), rounds.cpu(), reached.cpu())
+
+
+def accept_block(p: Tensor, q: Tensor, ratios: Tensor, coins: Tensor) -> tuple[Tensor, Tensor]:
+    """Drafts accepted int64 [n], and the scale [n, 1] of the row behind them: Sun et al. 2024, algorithm 2.
+
+    p [n, B, V] and q [n, B-1, V]: the laws of target and draft. ratios [n, B-1]: p / q of each draft.
+    """
+    scales, bounds = [torch.ones_like(ratios[:, 0])], []
+    for k in range(ratios.shape[1]):
+        left = (scales[k].unsqueeze(1) * p[:, k] - q[:, k]).clamp_(min=0).sum(1)
+        whole = left + (1 - scales[k])
+        bounds.append(torch.where(whole > 0, left / whole, 1.0))
+        scales.append((scales[k] * ratios[:, k]).clamp(max=1))
+    below = coins < torch.stack([*bounds[1:], scales[-1]], 1)
+    accepted = (below * torch.arange(1, below.shape[1] + 1, device=below.device)).amax(1)
+    return accepted, torch.stack(scales, 1).gather(1, accepted.unsqueeze(1))
 
 
 def _law(logits: Tensor, temperature: float) -> Tensor:
