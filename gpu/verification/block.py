@@ -120,7 +120,7 @@ def block_answer_of(name: str, proposal_name: str, threads: int) -> Any:
         scale = scale_of(told.ratios, np.int64(np.int64(request) * width), i)
         found, left, bound, kept = np.int32(BAD), np.int64(0), scale, is_below(coin, scale)
         if good:
-            found = np.int32(0)  # for a row that isn't kept any token will do
+            found = np.int32(0)  # of a row that isn't kept nobody asks
             if kept:
                 law = law_of_row(draft_row if i < drafts else np.int32(-1), scale, requests.laws)
                 found, left = offer(index, policy, uniform, law, logits, rows, shared, scratch64)
@@ -133,7 +133,7 @@ def block_answer_of(name: str, proposal_name: str, threads: int) -> Any:
             keep_log_scale(rows, index, log)
             if good and i < drafts:
                 told.draft_logprobs[index] = log_probability_under(policy, x, log)
-            if found < LEFT:
+            if kept and found < LEFT:
                 x = element(logits.words, np.int64(row_start(logits, index) + found))
                 verdicts.logprobs[index] = log_probability_under(policy, x, log)
 
