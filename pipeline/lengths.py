@@ -4,7 +4,9 @@ A verify row costs time, and a draft that will be rejected wastes it. A length m
 the event "draft k is verified" may depend on the drafts before k, never on draft k or a later one, for the row that
 would test draft k draws its token afresh if it is the last. Confidence c_k is made from the tokens before draft k
 (`model_loaders.drafts.Drafted`), so a rule may look at c_0..c_k to decide on draft k, and not at c_{k+1}, which has
-seen draft k. Both rules here keep to that; `tests/test_lengths.py` enumerates it.
+seen draft k. Both rules here keep to that, and it is enough for drafts that are verified one by one and for those that
+are verified as a block: a block's proof goes from its last rows to the first, and which row is the last is known from
+the drafts before it (`gpu/verification/verify.py`). `tests/test_lengths.py` and `tests/test_blocks.py` enumerate it.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Proposer(ReadsNoFeatures, ABC):
     3. Lengths that don't look ahead. Whether a drawn draft k is proposed depends on the context and the drafts before
        it only, not on draft k or later ones.
 
-    Then every committed token follows the target's policy (the residual's mass is what a rejection takes away), and
+    Then every committed token follows the target's policy (`gpu/verification/verify.py` has the rules and why), and
     masks are exact. A method that doesn't declare it generates, and its mask requests are refused. A proposal should
     also depend on its own request only: then so does the output, whatever the batch.
 
