@@ -13,6 +13,7 @@ from gpu.support import Support
 from gpu.support import device as support_device
 from gpu.support.gather import CANDIDATES
 from gpu.support.policy import rows_argument
+from gpu.support.record import walk_of
 from gpu.support.whole import whole_argument
 
 
@@ -60,7 +61,7 @@ def draw(
         pointer(drawn.share), pointer(uniforms), index.shape[1], first,
     )  # fmt: skip
     whole_rows = whole_rows and rows.vocabulary > CANDIDATES  # a block sees so few at a glance
-    of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
+    of_rows, whole = rows_argument(support), whole_argument(walk_of(support))
     if whole_rows:  # behind all checks: a scan that nothing follows would spoil the next
         support_device.scan_and_weigh(rows, marks, of_filter, of_rows, whole)
     else:

@@ -13,6 +13,7 @@ from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
 from gpu.support import device as support_device
 from gpu.support.policy import rows_argument
+from gpu.support.record import walk_of
 from gpu.support.whole import whole_argument
 from gpu.verification import Verdict
 from gpu.verification import device as verification
@@ -43,7 +44,7 @@ def run(
         rows, logits, support, *request, *thresholds, verdict
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
-    of_rows, whole = rows_argument(support), whole_argument(support_device.walk_of(support))
+    of_rows, whole = rows_argument(support), whole_argument(walk_of(support))
     if whole_rows:  # behind all checks: a scan that nothing follows would spoil the next
         support_device.scan_and_weigh(rows, marks, of_filter, of_rows, whole)
     else:
@@ -57,6 +58,6 @@ def run(
     if whole_rows and masks.token_ids.size > support.capacity:  # else no row without entries has room
         spread_kernel(rows.form.name).launch(
             (batch * width * marks.chunks,),
-            rows.argument, of_rows, marks.chunks, captures, pointer(support_device.walk_of(support).known),
+            rows.argument, of_rows, marks.chunks, captures, pointer(walk_of(support).known),
         )  # fmt: skip
     return support, verdict, masks

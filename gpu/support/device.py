@@ -15,7 +15,7 @@ from gpu.support.narrow import narrow_kernel
 from gpu.support.pick import pick_kernel
 from gpu.support.pick_whole import pick_whole_kernel
 from gpu.support.policy import Rows, rows_argument
-from gpu.support.record import Support, Walk
+from gpu.support.record import Support, Walk, walk_of
 from gpu.support.scan import LOADS, scan_kernel
 from gpu.support.settle import settle_kernel
 from gpu.support.weigh import weigh_kernel
@@ -68,12 +68,6 @@ def _allocate(
             known=zeros((num_rows, chunks + 1), np.int32),
         ),
     )
-
-
-def walk_of(support: Support) -> Walk:
-    """What a support of device arrays has for walks."""
-    assert support.walk is not None
-    return support.walk
 
 
 def filter_arguments(

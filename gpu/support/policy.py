@@ -6,7 +6,7 @@ import numpy as np
 from numba import cuda, float32, float64, int32, int64, types
 
 from gpu.device.launch import pointer, pointer_to, record_of
-from gpu.support.record import Support
+from gpu.support.record import Support, walk_of
 from gpu.weights import GREEDY_TEMPERATURE, log_share, log_total, split_scale, weight
 
 
@@ -40,14 +40,12 @@ ROWS = record_of(
 
 def rows_argument(support: Support) -> Rows:
     """A support as the argument of a kernel."""
-    if support.walk is None:
-        raise ValueError("support=host arrays, expected a Support that select_support made of these CuPy logits")
+    walk = walk_of(support)
     return Rows(
         pointer(support.status), pointer(support.maximum), pointer(support.cutoff), pointer(support.total),
         pointer(support.count), pointer(support.argmax), pointer(support.greedy), pointer(support.temperature),
-        pointer(support.token_ids), pointer(support.weights), pointer(support.walk.entry_logits),
-        pointer(support.walk.segments), pointer(support.walk.log_scales), support.capacity,
-        support.walk.segments.shape[1],
+        pointer(support.token_ids), pointer(support.weights), pointer(walk.entry_logits),
+        pointer(walk.segments), pointer(walk.log_scales), support.capacity, walk.segments.shape[1],
     )  # fmt: skip
 
 

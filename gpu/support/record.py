@@ -88,6 +88,13 @@ def check_host_support(support: Support) -> None:
         raise ValueError("support=device arrays, expected a Support that select_support made of these NumPy logits")
 
 
+def walk_of(support: Support) -> Walk:
+    """What a support of device arrays has for walks; ValueError if it was made of host arrays."""
+    if support.walk is None:
+        raise ValueError("support=host arrays, expected a Support that select_support made of these CuPy logits")
+    return support.walk
+
+
 def check_support(support: Support, num_rows: int) -> None:
     """ValueError unless the support has this many rows."""
     if support.status.shape != (num_rows,):

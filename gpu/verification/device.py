@@ -10,8 +10,8 @@ from gpu.device.memory import DeviceLogits, check_device, device_logits, empty
 from gpu.draft_law import DENSE
 from gpu.proposal.record import LogitsLaw
 from gpu.support import Support, check_support
-from gpu.support.device import walk_of
 from gpu.support.policy import rows_argument
+from gpu.support.record import walk_of
 from gpu.verification.block import Told
 from gpu.verification.chain import THREADS, Requests, Verdicts, verify_kernel
 from gpu.verification.law import Laws, by_logits
