@@ -44,8 +44,11 @@ def random_bias(rng, batch, most, size, distinct):
 
 
 def mapped(up, record):
-    """A record with its arrays on the device; None stays None."""
-    return None if record is None else type(record)(*(up(getattr(record, field.name)) for field in fields(record)))
+    """A record with its arrays on the device; None stays None, in it too."""
+    if record is None:
+        return None
+    values = [getattr(record, field.name) for field in fields(record)]
+    return type(record)(*(None if value is None else up(value) for value in values))
 
 
 def random_slots(rng, batch, size, most=9, end=6):
