@@ -62,7 +62,8 @@ def test_target_only(backend, setting, draft):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("closeness", [0.0, 0.9])
-def test_with_draft_probs(backend, setting, closeness):
+@pytest.mark.parametrize("options", [{}, {"threshold_acc": 1 - 2**-40}], ids=["as a block", "draft by draft"])
+def test_with_draft_probs(backend, setting, closeness, options):
     logits, policies, support = case(backend, *setting)
     other = np.random.default_rng(22).dirichlet(np.ones(SIZE))
     proposal = (closeness * policies[0].probs + (1 - closeness) * other).astype(np.float32)
@@ -70,8 +71,9 @@ def test_with_draft_probs(backend, setting, closeness):
     drafts = np.minimum(drafts, SIZE - 1).astype(np.int32)
     draft_probs = np.broadcast_to(proposal, (TRIALS, 1, SIZE))
     verdict = backend.verify_chain(
-        logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW), draft_probs
+        logits, support, drafts, np.ones(TRIALS, np.int32), coins(ACCEPT), coins(DRAW), draft_probs, **options
     )
+    assert (verdict.bounds is None) == bool(options)
     assert chi_square_is_fine(verdict.tokens[:, 0], policies[0].probs)
     accepted = verdict.num_accepted == 1
     assert abs(accepted.mean() - np.minimum(policies[0].probs, proposal).sum()) < 0.02
