@@ -12,7 +12,7 @@ from scipy import stats
 
 from gpu import ACCEPT, ACCEPT_BLOCK, DRAW, accept_purpose, uniforms
 from model_loaders.training.acceptance import accept_block
-from tests import naive_lengths
+from tests import naive, naive_lengths
 from tests.backends import HOST
 from tests.test_gpu_verify import select
 from tests.test_lengths import Pair
@@ -80,18 +80,18 @@ def test_a_block_keeps_at_least_as_many():
 
 
 def block_of(pair, drafts):
-    """Logits [N, W, 2] and laws [N, W - 1, 2] of rows along each of the N tuples of drafts, float32."""
+    """Logits [N, W, V] and laws [N, W - 1, V] of rows along each of the N tuples of drafts, float32."""
     with np.errstate(divide="ignore"):
         logits = np.log([[pair.target(row[:k]) for k in range(DRAFTS + 1)] for row in drafts])
     laws = [[pair.draft(row[:k]) for k in range(DRAFTS)] for row in drafts]
     return logits.astype(np.float32), np.array(laws, np.float32)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_law_of_what_the_kernels_commit(backend, seed):
+@pytest.mark.parametrize(("kind", "size", "seed"), [(Binary, 2, 0), (Binary, 2, 1), (Binary, 2, 2), (Pair, 3, 3)])
+def test_the_law_of_what_the_kernels_commit(backend, kind, size, seed):
     """Bounds as they are, and draws by a grid of coins, along every chain of drafts and at every length."""
-    pair, grid = Binary(seed), 200
-    drafts = list(itertools.product(range(SIZE), repeat=DRAFTS))
+    pair, grid = kind(seed), 200
+    drafts = list(itertools.product(range(size), repeat=DRAFTS))
     logits, laws = block_of(pair, drafts)
     draw = (np.arange(grid) + 0.5) / grid
     for length in range(1, DRAFTS + 1):
@@ -112,9 +112,29 @@ def test_the_law_of_what_the_kernels_commit(backend, seed):
                 chance = bounds[n, k] * np.prod(1 - bounds[n, k + 1 : length + 1])
                 assert abs(chance - want.sum()) < 2e-6
                 if own.any() and want.sum() > 1e-6:
-                    share = np.bincount(verdict.tokens[own, k], minlength=SIZE) / own.sum()
+                    share = np.bincount(verdict.tokens[own, k], minlength=size) / own.sum()
                     assert np.abs(share - want / want.sum()).max() < 1.01 / grid
                     assert (verdict.tokens[own, :k] == chain[:k]).all()
+
+
+def test_blocks_near_their_policies_are_the_oracles(backend):
+    """Where a coin is often between a bound and a scale, and a draw between two scales."""
+    blocks, size = 1000, 5
+    rng = np.random.default_rng(19)
+    target, law = (rng.dirichlet(np.ones(size), (blocks, DRAFTS + 1)) for _ in range(2))
+    logits = np.log(target).astype(np.float32)
+    laws = (0.6 * target + 0.4 * law)[:, :-1].astype(np.float32)
+    drafts = (laws.cumsum(-1) < rng.random((blocks, DRAFTS, 1))).sum(-1).clip(max=size - 1).astype(np.int32)
+    coins = rng.random((2, blocks, DRAFTS + 1))
+    num = rng.integers(0, DRAFTS + 1, blocks).astype(np.int32)
+    verdict = backend.verify_chain(logits, select(backend, logits), drafts, num, *coins, laws)
+    compared = 0
+    for b in range(blocks):
+        policies = [naive.policy(row, 1.0, 0, 1.0) for row in logits[b].astype(float)]
+        want = naive.verify(policies, drafts[b], num[b], coins[0][b], coins[1][b], laws[b])
+        compared += not want.borderline
+        assert want.borderline or verdict.tokens[b, : verdict.num_committed[b]].tolist() == want.tokens
+    assert compared > 0.9 * blocks
 
 
 def test_the_purpose_of_the_coins_is_that_of_the_rule():

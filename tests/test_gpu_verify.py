@@ -55,7 +55,16 @@ def rounds(draw, vocabularies=VOCABULARIES):
     proposal = None
     if draw(st.booleans()):
         proposal = rng.random((batch, width - 1, size)).astype(np.float32) ** 8 + np.float32(1e-6)
+        if draw(st.booleans()):  # near the policies, and what is drawn from it: a block is kept by halves
+            x = np.nan_to_num(naive.decode(rows.logits), nan=0, posinf=9, neginf=-99).reshape(batch, width, size)
+            proposal = rng.random(proposal.shape).astype(np.float32) + np.float32(0.3)
+            heat = np.maximum(rows.temperature.reshape(batch, width)[:, :1, None], 0.1)
+            proposal *= np.exp(np.clip((x - x.max(-1, keepdims=True)) / heat, -20, 0))[:, :-1].astype(np.float32)
+            proposal += np.float32(1e-9)
         proposal /= proposal.sum(-1, keepdims=True)
+        if draw(st.booleans()):
+            edges = proposal.cumsum(-1, dtype=np.float64)
+            drafts = (edges < rng.random((batch, width - 1, 1))).sum(-1).clip(max=size - 1).astype(np.int32)
         if draw(st.booleans()) and proposal.size:
             proposal[rng.integers(batch), rng.integers(width - 1), rng.integers(size)] = 0
     return rows, batch, width, drafts, np.ascontiguousarray(num_drafts), coins, proposal
