@@ -67,7 +67,7 @@ SPILLED = {
     "round": 400,
     "verify": 96,
     "verify_with_laws": 96,
-    "round_with_laws": 400,
+    "round_with_laws": 460,
     "weigh": 440,
     "narrow": 192,
     "pick_whole": 416,
