@@ -18,6 +18,7 @@ import json
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,6 @@ def sampling(options: argparse.Namespace, temperature: float) -> SamplingParams:
         top_k=options.top_k if temperature else None,
         top_p=options.top_p if temperature else 1.0,
         max_new_tokens=options.tokens,
-        seed=0,
     )
 
 
@@ -110,7 +110,9 @@ def measure(
     pipe = SpeculativePipeline(target, draft, max_batch=batch, proposal=proposal)
     per_set, reached, num_rounds = {}, np.zeros(draft.num_drafts), 0
     for label, prompts in sets.items():
-        accepted = accepted_drafts(pipe.generate(prompts, params))
+        # Of one seed, all prompts would be accepted or rejected by the same coins.
+        seeded = [replace(params, seed=seed) for seed in range(len(prompts))]
+        accepted = accepted_drafts(pipe.generate(prompts, seeded))
         per_set[label] = round(1 + float(accepted.mean()), 3)
         reached += (accepted[:, None] > np.arange(draft.num_drafts)).sum(0)
         num_rounds += accepted.size

@@ -40,9 +40,7 @@ def main() -> None:
     draft = load_draft(options.draft, target)
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = SamplingParams(temperature=0, max_new_tokens=options.tokens, ignore_eos=True)
-    masked = SamplingParams(
-        temperature=1.0, top_k=64, top_p=0.95, seed=0, max_new_tokens=options.tokens, ignore_eos=True
-    )
+    masked = SamplingParams(temperature=1.0, top_k=64, top_p=0.95, max_new_tokens=options.tokens, ignore_eos=True)
     recorded = dataclasses.replace(masked, return_sampling_mask=True, sampling_logprobs="support")
     arms: dict[str, Callable[[], float]] = {
         "transformers generate, batch 1": transformers_rate(options.target, target, prompts, options.tokens),
@@ -110,7 +108,8 @@ def specmask_rate(target: Target, draft, prompts, params: SamplingParams, max_ba
 
     def run() -> float:
         started = time.perf_counter()
-        rollouts = pipe.generate(prompts, params)
+        seeded = [dataclasses.replace(params, seed=seed) for seed in range(len(prompts))]
+        rollouts = pipe.generate(prompts, seeded)
         return sum(len(r.token_ids) for r in rollouts) / (time.perf_counter() - started)
 
     return run

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipeline import SamplingParams, SpeculativePipeline
+from pipeline import Rollouts, SamplingParams, SpeculativePipeline
 from pipeline.engine.graphs import Graphs
 from pipeline.engine.rounds import Ticket
 
@@ -35,7 +35,7 @@ class Arm:
         with receiving() as received:
             synchronize()
             started = time.perf_counter()
-            rollouts = self.pipe.generate(self.prompts, self.params)
+            rollouts = self._generate(self.params)
             synchronize()
             seconds = time.perf_counter() - started
         if rollouts.failed:
@@ -97,7 +97,12 @@ class Arm:
         self.shares["gpu_busy"] = share_of_later_half(spans)
 
     def _short_run(self) -> None:
-        self.pipe.generate(self.prompts, dataclasses.replace(self.params, max_new_tokens=PROFILED_TOKENS))
+        self._generate(dataclasses.replace(self.params, max_new_tokens=PROFILED_TOKENS))
+
+    def _generate(self, params: SamplingParams) -> Rollouts:
+        """Each prompt by coins of its own: by the same ones all would be accepted or rejected together."""
+        seeded = [dataclasses.replace(params, seed=seed) for seed in range(len(self.prompts))]
+        return self.pipe.generate(self.prompts, seeded)
 
 
 def share_of_later_half(spans: Iterable[tuple[float, float]]) -> float:

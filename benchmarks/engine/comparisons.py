@@ -23,7 +23,7 @@ def on_over_off(
     target: Target, draft: Any, rounds: int, *, batch: int = 32, tokens: int = 512, **options: Any
 ) -> dict[str, Any]:
     """Tokens a second with masks and without, sampled with the same parameters, in alternating runs."""
-    off = SamplingParams(temperature=1.0, seed=0, max_new_tokens=tokens, ignore_eos=True, **SETTINGS["off"])
+    off = SamplingParams(temperature=1.0, max_new_tokens=tokens, ignore_eos=True, **SETTINGS["off"])
     on = dataclasses.replace(off, return_sampling_mask=True, sampling_logprobs="support")
     options = {"max_batch": batch, "max_length": 1024, "engine": ENGINES[target.device.type]} | options
     pipe = SpeculativePipeline(target, draft, **options)

@@ -39,7 +39,7 @@ class Case:
     def params(self, tokens: int, ignore_eos: bool) -> SamplingParams:
         """For every request."""
         return SamplingParams(
-            temperature=self.temperature, seed=0, max_new_tokens=tokens, ignore_eos=ignore_eos, **SETTINGS[self.setting]
+            temperature=self.temperature, max_new_tokens=tokens, ignore_eos=ignore_eos, **SETTINGS[self.setting]
         )
 
 
