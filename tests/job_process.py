@@ -11,12 +11,14 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from tqdm.auto import tqdm
 
 from pipeline import SamplingParams, SpeculativePipeline
 from pipeline.jobs import Job
@@ -129,13 +131,22 @@ def at_every_write(pipe, work, prompts):
 
 
 def at_any_instant(pipe, work, prompts, manifest, seconds, kills):
-    """Killed again and again after a random time until it is through; several jobs of the same manifest."""
+    """Killed again and again after a random time until it is through; several jobs of the same manifest.
+
+    The times grow, so that a machine that has become slower gets through too; one that hangs is an error.
+    """
     rng, job = random.Random(0), 0
     while kills > 0:
         folder, killed = work / f"instant-{job}", 0
         folder.mkdir()
         shutil.copy(manifest, folder)
-        while fork(lambda folder=folder: run(pipe, folder, prompts), wait=rng.uniform(0, 0.8 * seconds)) != 0:
+        while True:
+            wait = rng.uniform(0, 0.8 * seconds * 1.05**killed)
+            status = fork(lambda folder=folder: run(pipe, folder, prompts), wait)
+            if status == 0:
+                break
+            assert status == -signal.SIGKILL, status
+            assert wait < 100 * seconds, "it hangs"
             killed += 1
         print(json.dumps([f"{killed} kills", content(folder)]), flush=True)
         kills, job = kills - killed, job + 1
@@ -143,6 +154,8 @@ def at_any_instant(pipe, work, prompts, manifest, seconds, kills):
 
 def main(target, draft, work):
     torch.set_num_threads(1)
+    # tqdm's own lock is shared by all forks: one that is killed while it holds it would stop all others.
+    tqdm.set_lock(threading.RLock())
     work = Path(work)
     pipe = SpeculativePipeline.from_pretrained(target, draft, device="cpu", max_batch=3, max_length=64)
     pipe.generate([[4]], PARAMS)  # kernels are loaded before the forks
