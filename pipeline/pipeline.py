@@ -292,9 +292,10 @@ class SpeculativePipeline:
         most, tokens, started = self.state.options.max_batch, 0, time.perf_counter()
         with tqdm(total=call.num_open, disable=not progress, unit="sample") as bar:
             while call.num_open:
-                for _ in range(min(call.num_coming, 1) if self.state.running else call.num_coming):
-                    if len(self.state.waiting) < most:
-                        call.queue(self.capabilities)
+                for _ in range(1 if self.state.running else call.num_coming):
+                    if not call.num_coming or len(self.state.waiting) >= most:
+                        break
+                    call.queue(self.capabilities)
                 if not self.has_work:  # all that were left are refused
                     break
                 step = self.step()

@@ -259,6 +259,23 @@ def in_row(first, lane, vocabulary):
 
 
 @lru_cache
+def cut_of(name: str) -> Any:
+    """A device function (w0, w1, w2, w3, first, vocabulary): a vector with -inf where it belongs to the neighbours."""
+    form = format_of(name)
+    lanes, only = form.lanes, form.only
+
+    @cuda.jit(device=True)
+    def cut(w0, w1, w2, w3, first, vocabulary):
+        mask = np.int32(0)
+        for lane in range(lanes):
+            if in_row(first, lane, vocabulary):
+                mask = np.int32(mask | (1 << lane))
+        return only(w0, w1, w2, w3, mask)
+
+    return cut
+
+
+@lru_cache
 def reach_of(name: str) -> Any:
     """A device function: the least stored maximum of a granule with an element of at least this rank."""
     form = format_of(name)

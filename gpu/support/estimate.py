@@ -23,7 +23,7 @@ from numba import cuda, njit
 
 from gpu.device.block import FULL, WARP, warp_sum64
 from gpu.device.instructions import exp2_approximate, warp_min_u32
-from gpu.device.vectors import format_of, in_row
+from gpu.device.vectors import cut_of, format_of
 from gpu.instructions import fma, product
 from gpu.weights import HOTTEST, weight
 
@@ -66,16 +66,7 @@ def warp_mass_of(name: str) -> Any:
     token id of the lane's first element, and stride, how many further its next vector's is, tell which.
     """
     form = format_of(name)
-    lanes, decode, only, value_of, minus_inf = form.lanes, form.decode, form.only, form.value, form.minus_inf
-
-    @cuda.jit(device=True)
-    def cut(w0, w1, w2, w3, first, vocabulary):
-        # The vector with -inf in place of what belongs to the neighbours.
-        mask = np.int32(0)
-        for lane in range(lanes):
-            if in_row(first, lane, vocabulary):
-                mask = np.int32(mask | (1 << lane))
-        return only(w0, w1, w2, w3, mask)
+    lanes, decode, value_of, minus_inf, cut = form.lanes, form.decode, form.value, form.minus_inf, cut_of(name)
 
     @cuda.jit(device=True)
     def vector_mass(w0, w1, w2, w3, scale, shift, inside, first, vocabulary):

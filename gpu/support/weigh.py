@@ -13,7 +13,7 @@ from gpu.device.block import WARP, warp_sum64
 from gpu.device.instructions import add_at, load_kept, take_ticket, warp_min_u32, warp_sum_s32
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, row_start
-from gpu.device.vectors import BINS, format_of, in_row
+from gpu.device.vectors import BINS, cut_of, format_of, in_row
 from gpu.support.cutoffs import min_p_cutoff
 from gpu.support.levels import Scale
 from gpu.support.limits import FILTER, limits_of
@@ -53,7 +53,7 @@ class Task(NamedTuple):
 @lru_cache
 def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
     """The kernel for logits of this dtype; its grid is the scan's, (chunks * rows,)."""
-    form, window = format_of(name), window_of(name, threads)
+    form, window, cut = format_of(name), window_of(name, threads), cut_of(name)
     lanes, decode, only, value_of, key_of_value = form.lanes, form.decode, form.only, form.value, form.key_of_value
     minus_inf, plus_inf = form.minus_inf, form.plus_inf
     warps, chunk_vectors = threads // WARP, LOADS * threads
@@ -81,15 +81,6 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
             least = min(least, np.uint32(source[part + LEAST]))
             first = min(first, np.uint32(source[part + FIRST]))
         return reduced(mass, number, least, first)
-
-    @cuda.jit(device=True)
-    def cut(w0, w1, w2, w3, first, vocabulary):
-        # The vector with -inf in place of what belongs to the neighbours.
-        mask = np.int32(0)
-        for lane in range(lanes):
-            if in_row(first, lane, vocabulary):
-                mask = np.int32(mask | (1 << lane))
-        return only(w0, w1, w2, w3, mask)
 
     @cuda.jit(device=True)
     def keep(w0, w1, w2, w3, cutoff):

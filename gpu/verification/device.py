@@ -89,7 +89,8 @@ def requests_argument(
     elif out.tokens.shape != (batch, width) or not on_device(out.tokens):
         raise ValueError(f"out={out.tokens.shape}, expected a Verdict of an earlier call with the same shapes")
     laws, proposal_name = laws_argument(draft_probs if width > 1 else None, rows, num_drafts)
-    as_block, walk = verifies_block(draft_probs, width, threshold_single, threshold_acc), walk_of(support)
+    as_block = width > 1 and verifies_block(draft_probs, threshold_single, threshold_acc)
+    walk = walk_of(support)
     told = Told(
         pointer(walk.ratios), pointer(walk.bounds), pointer(walk.residuals), pointer(walk.draft_logprobs)
     )  # fmt: skip

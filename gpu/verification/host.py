@@ -193,7 +193,7 @@ def verify(
         status=np.empty(batch, np.uint8),
         error_row=np.empty(batch, np.int32),
     )
-    as_block = verifies_block(draft_probs, width, threshold_single, threshold_acc)
+    as_block = width > 1 and verifies_block(draft_probs, threshold_single, threshold_acc)
     verdict = replace(verdict, bounds=np.empty((batch, width)) if as_block else None)
     _verify(
         rows.flat, rows.starts, rows.vocabulary, support.arrays(), draft_tokens, num_drafts,

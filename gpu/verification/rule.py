@@ -11,9 +11,9 @@ from numba import njit
 from gpu.instructions import product
 
 
-def verifies_block(draft_probs: Any, width: int, threshold_single: float, threshold_acc: float) -> bool:
-    """Whether drafts with these laws are verified as a block, of W rows."""
-    return draft_probs is not None and width > 1 and threshold_single == threshold_acc == 1.0
+def verifies_block(draft_probs: Any, threshold_single: float, threshold_acc: float) -> bool:
+    """Whether drafts with these laws are verified as a block."""
+    return draft_probs is not None and threshold_single == threshold_acc == 1.0
 
 
 @njit(nogil=True)

@@ -47,6 +47,7 @@ from gpu.random.parameters import ACCEPT, ACCEPT_BLOCK
 from gpu.support import Support
 from gpu.verification import host
 from gpu.verification.record import Verdict
+from gpu.verification.rule import verifies_block
 
 
 def accept_purpose(
@@ -56,8 +57,7 @@ def accept_purpose(
 
     ACCEPT: draft by draft, a coin a position. ACCEPT_BLOCK: as a block, coins of the round.
     """
-    exact = threshold_single == threshold_acc == 1.0
-    return ACCEPT_BLOCK if exact and draft_probs is not None else ACCEPT
+    return ACCEPT_BLOCK if verifies_block(draft_probs, threshold_single, threshold_acc) else ACCEPT
 
 
 def verify_chain(

@@ -122,13 +122,12 @@ class Engine:
         """
         state = self.state
         self._pending.clear()
-        with self._on_device():
-            self._prefills.join()
         self._prefills.clear()
         for unread in self._unread.values():
             unread.clear()
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             with self._on_device():
+                self._prefills.join()  # a chunk may be under way in them
                 for graphs in self.graphs:
                     graphs.clear()
         for request in reversed(state.running):

@@ -12,8 +12,8 @@ import gpu
 
 @dataclass(frozen=True)
 class Results:
-    """What a round committed, on the host. Its tokens and records are arrays of their own; of the numbers beside them
-    some are views that are good until the second next round of the same shape.
+    """What a round committed, on the host. Tokens, masks and log-probabilities are arrays of their own; the rest may be
+    views that are good until the second next round of the same shape.
 
     capture: None where the round captured nothing. top_ids, top_values: int32 and float32 [B * W, K], or None.
     """
@@ -68,8 +68,8 @@ class DeviceOutbox:
             replace(capture, token_ids=capture.token_ids.copy(), logprobs=capture.logprobs.copy())
             if self._masks
             else None,
-            None if ids is None else ids.copy(),
-            None if values is None else values.copy(),
+            ids,
+            values,
         )
 
 

@@ -71,8 +71,7 @@ class Prefills:
         self._through.clear()
 
     def take_through(self) -> list[Request]:
-        """Those whose logits are there, once; what is queued from now on runs behind them."""
-        self.join()
+        """Those whose logits are there, once; behind `join`."""
         through, self._through = self._through, []
         return through
 

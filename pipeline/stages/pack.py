@@ -61,7 +61,7 @@ class _Masks:
 
 
 def pack_rows(rows: BlockRows, requests: Iterable[tuple[int, Request]], max_support: int) -> Packed:
-    """The rows of these requests, each with its index in the block: views of the block's arrays."""
+    """The rows of these requests, each with its index in the block: mostly views of its arrays."""
     requests = list(requests)
     masks = None if rows.capture is None else _Masks(rows.capture)
     chunks, failures = [], []
@@ -96,7 +96,8 @@ def _top(rows: BlockRows, b: int, length: int, most: int) -> tuple[np.ndarray | 
     assert rows.top_ids is not None
     assert rows.top_values is not None
     own = slice(rows.top_start[b], rows.top_start[b] + length)
-    return rows.top_ids[own, :most], rows.top_values[own, :most]
+    # Copies: few of the block's rows are committed, and they are wide.
+    return rows.top_ids[own, :most].copy(), rows.top_values[own, :most].copy()
 
 
 def _reached(rows: BlockRows, b: int, request: Request, max_support: int) -> tuple[int, str | None]:
