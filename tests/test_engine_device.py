@@ -1,5 +1,6 @@
 """The engine on a CUDA device: graphs against the same rounds launched piece by piece, and against eager ones."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from pipeline import SamplingParams
 from pipeline.audit import audit
+from pipeline.engine.branch import Branch
 from pipeline.held import held
 from pipeline.testing.law import check_law
 from tests import engines
@@ -31,6 +33,23 @@ def test_graphs_are_the_rounds_they_were_captured_from(kind):
         assert_same(got, pipe(kind, "overlapped", max_batch=3).generate(PROMPTS, MIXED), exact=True)
     assert graphs._engine.rounds.graphs.num_captured > 3
     assert_close(got, pipe(kind, "eager", max_batch=3).generate(PROMPTS, MIXED))
+
+
+@pytest.mark.parametrize("engine", ["overlapped", "graphs"])
+def test_what_a_sibling_left_lasts_until_it_is_copied(engine, monkeypatch):
+    """Beside a round the copy may come late, behind what the round does with memory that was given back."""
+    params = replace(SAMPLED, n=6, return_sampling_mask=True, sampling_logprobs="support")
+    want = pipe("dflash", engine, max_batch=3).generate(PROMPTS[:3], params)
+    beside = Branch.beside
+
+    @contextmanager
+    def late(branch):
+        with beside(branch):
+            torch.cuda._sleep(20_000_000)  # about 10 ms
+            yield
+
+    monkeypatch.setattr(Branch, "beside", late)
+    assert_same(pipe("dflash", engine, max_batch=3).generate(PROMPTS[:3], params), want, exact=True)
 
 
 @pytest.mark.parametrize("kind", ["ordinary", "dflash", "dspark vanilla"])

@@ -19,7 +19,7 @@ from pipeline.engine.branch import Branch
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.graphs import Graphs
 from pipeline.request import Request
-from pipeline.stages.prefill import end_prompt, run_chunk, shared_prefix
+from pipeline.stages.prefill import Prefix, end_prompt, run_chunk, share_prefix
 from pipeline.state import State
 
 LEAST_WIDTH = 16
@@ -47,6 +47,8 @@ class Prefills:
         self._queue: deque[tuple[Request, int]] = deque()
         self._through: list[Request] = []
         self._branch, self._is_beside = Branch(state.target.device), False
+        # What siblings left, copied beside a round: made on either stream, and given back only behind both.
+        self._copied: list[Prefix] = []
         # Per width: slot, start, index of the last token, then the tokens.
         self._inputs: dict[int, torch.Tensor] = {}
 
@@ -87,6 +89,7 @@ class Prefills:
         if self._is_beside:
             self._branch.join()
             self._is_beside = False
+        self._copied.clear()
 
     def advance(self, tokens: int | None) -> None:
         """Run prompts until about so many tokens are through, a chunk at least (None: all).
@@ -96,10 +99,11 @@ class Prefills:
         spent = 0
         while self._queue and (tokens is None or spent < tokens):
             request, start = self._queue.popleft()
-            logits = shared_prefix(self.state, request) if start == 0 else None
+            left = request.prompt.prefix if start == 0 else None
             end = len(request.prompt.token_ids)
-            if logits is not None:
-                self.first_logits[request.slot].copy_(logits[0])
+            if left is not None:
+                self._copied.append(left)
+                self.first_logits[request.slot].copy_(share_prefix(self.state, request, left)[0])
             else:
                 end = self._chunk(request, start)
                 spent += end - start

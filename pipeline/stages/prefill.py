@@ -39,25 +39,22 @@ class Prefill:
         return Block(proposal, logits)
 
     def _prefix(self, state: State, request: Request) -> torch.Tensor:
-        logits, start = shared_prefix(state, request), 0
+        left, start = request.prompt.prefix, 0
+        logits = None if left is None else share_prefix(state, request, left)
         while logits is None:
             start, logits = run_chunk(state, request, start)
         return logits
 
 
-def shared_prefix(state: State, request: Request) -> torch.Tensor | None:
-    """The logits [1, 1, V] that a sibling left, whose entries go to the request's slot; None: it is the first."""
-    prompt = request.prompt
-    if prompt.prefix is None:
-        return None
-    logits = prompt.prefix.logits
-    state.target_cache.restore(request.slot, prompt.prefix.target_row)
+def share_prefix(state: State, request: Request, left: Prefix) -> torch.Tensor:
+    """Copy what a sibling left to the request's slot; its logits [1, 1, V]. The last sibling's is forgotten."""
+    state.target_cache.restore(request.slot, left.target_row)
     if state.draft is not None:
-        state.draft_cache.restore(request.slot, prompt.prefix.draft_row)
+        state.draft_cache.restore(request.slot, left.draft_row)
     if not _others(request):
-        prompt.prefix = None
+        request.prompt.prefix = None
     _passed(request)
-    return logits
+    return left.logits
 
 
 def run_chunk(state: State, request: Request, start: int) -> tuple[int, torch.Tensor | None]:
