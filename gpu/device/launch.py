@@ -4,9 +4,8 @@ A launch passes an address for each array: Numba would otherwise unpack every ar
 these kernels run. To work on torch's stream: `with gpu.on_stream(torch_stream.cuda_stream): ...`.
 """
 
-import warnings
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ class Kernel:
 
     def __init__(self, function: Callable, signature: types.Type, threads: int, max_registers: int | None = None):
         self.function, self.signature, self.threads, self.max_registers = function, signature, threads, max_registers
-        self._configured = lru_cache(64)(self._configure)  # bounded: grids differ with the batch
 
     @cached_property
     def _compiled(self) -> Any:
@@ -40,32 +38,31 @@ class Kernel:
             return cuda.jit(self.function)
         return compiled(self.function, self.signature, self.max_registers)
 
+    @cached_property
+    def _launcher(self) -> Any:
+        from gpu.device.launcher import Launcher
+
+        return Launcher(self._compiled, self.signature, self.threads)
+
     def load(self) -> None:
         """Compile it and load it onto the current device now, rather than at its first launch."""
         _ = self._compiled
-
-    def _configure(self, grid: tuple[int, ...], stream: int) -> Any:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Grid size")  # a small batch is a small grid
-            return self._compiled[grid, self.threads, _wrapped(stream) if stream else 0]
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run it on CuPy's current stream; array arguments as `pointer` gives them."""
         if SIMULATED:  # where a configured kernel is the kernel itself, so none can be kept
             self._compiled[grid, self.threads](*arguments)
-            return
-        self._configured(grid, _current_stream())(*arguments)
+        else:
+            self._launcher.launch(grid, arguments)
 
 
-@lru_cache(64)
-def _wrapped(stream: int) -> Any:
-    return cuda.external_stream(stream)
-
-
-def _current_stream() -> int:
+def resident_blocks() -> int:
+    """How many blocks of a kernel run at once on the current device, at least: two a multiprocessor, of all kernels."""
+    if SIMULATED:  # where one runs after the other
+        return 1 << 30
     import cupy
 
-    return cupy.cuda.get_current_stream().ptr
+    return 2 * cupy.cuda.Device().attributes["MultiProcessorCount"]
 
 
 def pointer(array: Array) -> Any:
