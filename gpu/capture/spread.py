@@ -35,13 +35,13 @@ class Sweep(NamedTuple):
 
 @lru_cache
 def spread_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is the scan's, (chunks * rows,).
+    """The kernel for logits of this dtype, over no more blocks than run at once.
 
     Its argument `known`, int32 [R, chunks + 1], zero between launches: one more than what each chunk keeps, once known;
     how many chunks look at no other any more.
     """
     form, load, block = format_of(name), load_four(WARP), block_of(threads)
-    lanes, decode, chunk_vectors = form.lanes, form.decode, LOADS * threads
+    lanes, decode, prefix32 = form.lanes, form.decode, block.prefix32
     granule, of_sweep, gathered, all_lanes = 2 * lanes, WARP * lanes, threads * lanes, (1 << lanes) - 1
 
     @cuda.jit(device=True)
@@ -89,28 +89,26 @@ def spread_kernel(name: str, threads: int = THREADS) -> Kernel:
             captures.logprobs[to + e] = log_probability_under(policy, x, scale)
         cuda.syncwarp()
 
-    def spread(logits, rows, chunks, captures, known):
-        ids = cuda.shared.array(gathered, int32)
-        values = cuda.shared.array(gathered, float32)
-        scratch = cuda.shared.array(WARP, int32)
-        box = cuda.shared.array(2, int32)
-        thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
-        row = np.int32(np.uint32(cuda.blockIdx.x) // np.uint32(chunks))
-        chunk = np.int32(cuda.blockIdx.x - row * chunks)
+    @cuda.jit(device=True)
+    def place_of_mask(row, logits, rows, captures):
+        # Where the row's mask begins; -1 if it isn't written here.
         count = np.int32(rows.count[row])
         if count <= rows.capacity:
-            return
+            return np.int64(-1)
         request = np.int32(np.uint32(row) // np.uint32(logits.width))
-        packed_before = np.int64(captures.row_start[request])
-        packed = np.int64(packed_before + row - request * logits.width)
+        packed = np.int64(captures.row_start[request] + row - request * logits.width)
         if packed >= captures.row_start[request + 1]:
-            return
+            return np.int64(-1)
         to = np.int64(captures.offsets[packed])
-        if to + count > captures.room:
-            return
+        return to if to + count <= captures.room else np.int64(-1)
+
+    @cuda.jit(device=True)
+    def spread_chunk(row, chunk, logits, rows, chunks, captures, known, ids, values, scratch, box):
+        thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
+        to = place_of_mask(row, logits, rows, captures)
         start = row_start(logits, row)
         head = np.int32(start & np.int64(granule - 1))
-        place = place_of(start, head, chunk_vectors, chunk, lanes, vocabulary)
+        place = place_of(start, head, chunk, LOADS, lanes, vocabulary)
         words = load(logits.words, place.vector, place.left)
         policy = open_policy(rows, row)
         mask = kept(words, place, policy, vocabulary)
@@ -148,4 +146,24 @@ def spread_kernel(name: str, threads: int = THREADS) -> Kernel:
             for i in range(thread, chunks + 1, threads):
                 known[at + i] = 0
 
-    return Kernel(spread, void(LOGITS, ROWS, int32, CAPTURES, pointer_to(int32)), threads, MAX_REGISTERS)
+    def spread(logits, rows, chunks, captures, known, num_rows):
+        ids = cuda.shared.array(gathered, int32)
+        values = cuda.shared.array(gathered, float32)
+        scratch = cuda.shared.array(WARP, int32)
+        box = cuda.shared.array(2, int32)
+        numbers = cuda.shared.array(threads, int32)
+        for first in range(0, num_rows, threads):
+            row = np.int32(first + cuda.threadIdx.x)
+            wanted = row < num_rows and place_of_mask(row, logits, rows, captures) >= 0
+            cuda.syncthreads()  # behind what is done
+            at, total = prefix32(np.int32(1 if wanted else 0), scratch)
+            if wanted:
+                numbers[np.uint32(at)] = row
+            tasks = np.int32(total * chunks)
+            for task in range(cuda.blockIdx.x, tasks, cuda.gridDim.x):
+                cuda.syncthreads()  # behind `numbers`, and behind what the one before had in shared memory
+                i = np.int32(np.uint32(task) // np.uint32(chunks))
+                row, chunk = np.int32(numbers[np.uint32(i)]), np.int32(task - i * chunks)
+                spread_chunk(row, chunk, logits, rows, chunks, captures, known, ids, values, scratch, box)
+
+    return Kernel(spread, void(LOGITS, ROWS, int32, CAPTURES, pointer_to(int32), int32), threads, MAX_REGISTERS)

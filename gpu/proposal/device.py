@@ -1,4 +1,4 @@
-"""The draw on a device: two launches, five where rows may have to be weighed whole; no synchronisation."""
+"""The draw on a device: one or two launches, three more where rows may have to be weighed whole; it never waits."""
 
 from dataclasses import replace
 
@@ -62,11 +62,13 @@ def draw(
     )  # fmt: skip
     whole_rows = whole_rows and rows.vocabulary > CANDIDATES  # a block sees so few at a glance
     of_rows, whole = rows_argument(support), whole_argument(walk_of(support))
-    if whole_rows:  # behind all checks: a scan that nothing follows would spoil the next
-        support_device.scan_and_weigh(rows, marks, of_filter, of_rows, whole)
+    # Behind all checks: a scan that nothing follows would spoil the next.
+    begun = support_device.Start(False, (rows.num_rows,))
+    if whole_rows:
+        support_device.weigh_rows(rows, marks, of_filter, of_rows, whole)
     else:
-        support_device.scan(rows, marks)
-    draw_kernel(rows.form.name, whole_rows).launch(
-        (rows.num_rows,), rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), drafts
+        begun = support_device.start(rows, marks)
+    draw_kernel(rows.form.name, whole_rows, begun.scans).launch(
+        begun.grid, rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), drafts
     )
     return drawn

@@ -1,4 +1,4 @@
-"""The second kernel of a draw, behind the filter's scan: a block filters a draft's row and draws its draft."""
+"""The kernel of a draw, behind the filter's scan: a block filters a draft's row and draws its draft."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from gpu.support.marks import MARKS
 from gpu.support.pick import MAX_REGISTERS, SCRATCH64, THREADS, pick_of
 from gpu.support.pick_whole import pick_whole_of
 from gpu.support.policy import ROWS, open_policy
+from gpu.support.scan import row_of
 from gpu.support.whole import WHOLE
 from gpu.verification.draw import Law, draw_of
 from gpu.verification.law import Laws
@@ -41,11 +42,12 @@ DRAFTS = record_of(
 
 
 @lru_cache
-def draw_kernel(name: str, whole_rows: bool = False, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is (rows,).
+def draw_kernel(name: str, whole_rows: bool = False, scans: bool = False, threads: int = THREADS) -> Kernel:
+    """The kernel for logits of this dtype; scans, and its grid: as of `row_of`.
 
-    whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
+    whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too; its grid is (rows,).
     """
+    row_of_block = row_of(name, scans, False, threads)
     pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
     draw, granule = draw_of(name, None, threads).draw, 2 * format_of(name).lanes
 
@@ -77,9 +79,10 @@ def draw_kernel(name: str, whole_rows: bool = False, threads: int = THREADS) -> 
     def draw_rows(logits, marks, bounds, rows, drafts):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        row = np.int32(cuda.blockIdx.x)
-        pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
-        draw_picked(row, logits, bounds, rows, drafts, shared, scratch64)
+        row = row_of_block(logits, marks, None, None, None, shared)
+        if row >= 0:
+            pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
+            draw_picked(row, logits, bounds, rows, drafts, shared, scratch64)
 
     def draw_whole_rows(logits, marks, bounds, rows, whole, drafts):
         shared = cuda.shared.array(SHARED, int32)

@@ -1,4 +1,4 @@
-"""A round on a device: two launches, six where rows may have to be weighed whole; no synchronisation."""
+"""A round on a device: one or two launches, four more where rows may have to be weighed whole; it never waits."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from gpu.capture import Capture
 from gpu.capture import device as capture
 from gpu.capture.request import MAX_WIDTH
 from gpu.capture.spread import spread_kernel
-from gpu.device.launch import pointer
+from gpu.device.launch import pointer, resident_blocks
 from gpu.device.memory import check_device, device_logits
 from gpu.rounds.kernel import round_kernel
 from gpu.support import Support
@@ -29,7 +29,7 @@ def run(
     whole_rows: bool,
     out: tuple[Support | None, Verdict | None, Capture | None] | None,
 ) -> tuple[Support, Verdict, Capture]:
-    """run_round of CuPy arrays: up to MAX_WIDTH rows a request one launch behind the filter's first, else three."""
+    """run_round of CuPy arrays: up to MAX_WIDTH rows a request in one kernel, else in three."""
     rows = device_logits(logits, 3)
     batch, width, _ = logits.shape
     support, verdict, masks = out or (None, None, None)
@@ -45,19 +45,21 @@ def run(
     )
     masks = capture.check_capture(masks, batch, width, batch * width * min(max_support, rows.vocabulary))
     of_rows, whole = rows_argument(support), whole_argument(walk_of(support))
-    if whole_rows:  # behind all checks: a scan that nothing follows would spoil the next
-        support_device.scan_and_weigh(rows, marks, of_filter, of_rows, whole)
+    # Behind all checks: a scan that nothing follows would spoil the next.
+    begun = support_device.Start(False, (rows.num_rows,))
+    if whole_rows:
+        support_device.weigh_rows(rows, marks, of_filter, of_rows, whole)
     else:
-        support_device.scan(rows, marks)
+        begun = support_device.start(rows, marks)
     captures = capture.captures_argument(wanted, max_support, masks)
-    round_kernel(rows.form.name, proposal_name, as_block, whole_rows).launch(
-        (batch * width,),
+    round_kernel(rows.form.name, proposal_name, as_block, whole_rows, begun.scans).launch(
+        begun.grid,
         rows.argument, marks, of_filter, of_rows, *((whole,) if whole_rows else ()), batch, requests,
         verification.verdicts_argument(verdict), captures,
     )  # fmt: skip
     if whole_rows and masks.token_ids.size > support.capacity:  # else no row without entries has room
         spread_kernel(rows.form.name).launch(
-            (batch * width * marks.chunks,),
-            rows.argument, of_rows, marks.chunks, captures, pointer(walk_of(support).known),
+            (min(rows.num_rows * marks.chunks, resident_blocks()),),
+            rows.argument, of_rows, marks.chunks, captures, pointer(walk_of(support).known), rows.num_rows,
         )  # fmt: skip
     return support, verdict, masks

@@ -1,4 +1,4 @@
-"""The second kernel of a round, after the scan: filter, verification and capture.
+"""The kernel of a round, behind the scan: filter, verification and capture.
 
 A block filters a row, tests its draft and draws what may take its place; whichever is the last of a request settles
 and captures it, while others still filter.
@@ -25,6 +25,7 @@ from gpu.support.marks import MARKS
 from gpu.support.pick import MAX_REGISTERS, SCRATCH64, THREADS, pick_of
 from gpu.support.pick_whole import pick_whole_of
 from gpu.support.policy import ROWS
+from gpu.support.scan import row_of
 from gpu.support.whole import WHOLE
 from gpu.verification.chain import REQUESTS, VERDICTS, rule_of
 from gpu.verification.row import fetch_request
@@ -32,12 +33,18 @@ from gpu.verification.row import fetch_request
 
 @lru_cache
 def round_kernel(
-    name: str, proposal_name: str | None, as_block: bool, whole_rows: bool = False, threads: int = THREADS
+    name: str,
+    proposal_name: str | None,
+    as_block: bool,
+    whole_rows: bool = False,
+    scans: bool = False,
+    threads: int = THREADS,
 ) -> Kernel:
-    """The kernel for logits and draft probabilities of these dtypes and this rule; its grid is (rows,).
+    """The kernel for logits and draft probabilities of these dtypes and this rule; scans, and its grid: as of `row_of`.
 
-    whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too.
+    whole_rows: behind the kernels of gpu/support/whole.py, whose argument it takes too; its grid is (rows,).
     """
+    row_of_block = row_of(name, scans, False, threads)
     pick, pick_whole = pick_of(name, threads), pick_whole_of(name, threads)
     answer = rule_of(name, proposal_name, as_block, threads).answer
     decide = request_of(name, proposal_name, as_block, threads, not whole_rows)
@@ -57,7 +64,9 @@ def round_kernel(
     def finish(logits, marks, bounds, rows, num_requests, requests, verdicts, captures):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        row = np.int32(cuda.blockIdx.x)
+        row = row_of_block(logits, marks, None, None, None, shared)
+        if row < 0:
+            return
         fetch_inputs(row, logits, requests, captures)
         policy = pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
         answer(row, policy, logits, rows, requests, verdicts, shared, scratch64)

@@ -30,7 +30,7 @@ def run_round(
     """select_support of logits [B, W, V] as [B*W, V], verify_chain, and capture_masks of what that committed.
 
     Arguments and results are theirs, bit for bit. On a device it is two launches, the one read of the logits and all
-    the rest, and with whole_rows three between them and one behind. out: what an earlier call of the same shapes
+    the rest, or one for a few rows; with whole_rows there are four more. out: what an earlier call of the same shapes
     returned, whose memory is used again, None where there is none yet; CuPy arrays only. ValueError as theirs.
     """
     if logits.ndim != 3:

@@ -1,12 +1,13 @@
-"""The filter on a device: two launches, five where rows may have to be weighed whole; no synchronisation."""
+"""The filter on a device: one or two launches, three more where rows may have to be weighed whole; it never waits."""
 
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpu.arrays import Array
 from gpu.device.block import WARP
-from gpu.device.launch import pointer
+from gpu.device.launch import pointer, resident_blocks
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty, zeros
 from gpu.device.vectors import BINS
 from gpu.support.limits import Filter
@@ -20,6 +21,8 @@ from gpu.support.scan import LOADS, scan_kernel
 from gpu.support.settle import settle_kernel
 from gpu.support.weigh import weigh_kernel
 from gpu.support.whole import PARTS, SUMS, Whole, room_for, whole_argument
+
+_CHUNKS_A_PIECE = 4
 
 
 def _fits(out: Support, num_rows: int, capacity: int, chunks: int, stride: int, segments: int) -> bool:
@@ -54,6 +57,7 @@ def _allocate(
             log_scales=empty((num_rows, 2), np.float64),
             chunk_largest=empty((num_rows, chunks), np.uint32),
             counts=zeros((num_rows, BINS), np.int32),
+            scanned=zeros((num_rows,), np.int64),
             answered=zeros((num_rows,), np.int64),
             ratios=zeros((num_rows,), np.float64),
             bounds=empty((num_rows,), np.float64),
@@ -64,6 +68,7 @@ def _allocate(
             sums=zeros((num_rows, SUMS), np.int64),
             tally=zeros((num_rows, BINS), np.int32),
             inside=empty((num_rows, 2, room_for(vocabulary)), np.int32),
+            listed=zeros((num_rows + 1,), np.int32),
             estimates=empty((num_rows, chunks), np.float32),
             known=zeros((num_rows, chunks + 1), np.int32),
         ),
@@ -104,18 +109,34 @@ def filter_arguments(
     return out, marks_argument(walk), bounds
 
 
-def scan(rows: DeviceLogits, marks: Marks) -> None:
-    """Launch the first kernel. The last must follow: it leaves the counts zero for the next call."""
-    scan_kernel(rows.form.name).launch((rows.num_rows * marks.chunks,), rows.argument, marks)
+class Start(NamedTuple):
+    """How the kernel is launched that goes on with each row."""
+
+    scans: bool  # it scans them too
+    grid: tuple[int]
 
 
-def scan_and_weigh(rows: DeviceLogits, marks: Marks, bounds: Filter, of_rows: Rows, whole: Whole) -> None:
+def start(rows: DeviceLogits, marks: Marks, *estimating: Any) -> Start:
+    """Launch the scan, unless all of its blocks run at once: then the next kernel scans. The last kernel must follow.
+
+    estimating: the three more arguments of a scan that estimates.
+    """
+    num_blocks = rows.num_rows * marks.chunks
+    if num_blocks <= resident_blocks():
+        return Start(True, (num_blocks,))
+    scan_kernel(rows.form.name, bool(estimating)).launch((num_blocks,), rows.argument, marks, *estimating)
+    return Start(False, (rows.num_rows,))
+
+
+def weigh_rows(rows: DeviceLogits, marks: Marks, bounds: Filter, of_rows: Rows, whole: Whole) -> None:
     """Launch all but the last kernel where rows may have to be weighed whole; the last must follow."""
-    grid = (rows.num_rows * marks.chunks,)
-    scan_kernel(rows.form.name, True).launch(grid, rows.argument, marks, bounds, of_rows, whole)
-    settle_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows, whole)
-    weigh_kernel(rows.form.name).launch(grid, rows.argument, marks, bounds, of_rows, whole)
-    narrow_kernel(rows.form.name).launch(grid, rows.argument, marks, of_rows, whole)
+    begun = start(rows, marks, bounds, of_rows, whole)
+    settle_kernel(rows.form.name, begun.scans).launch(begun.grid, rows.argument, marks, bounds, of_rows, whole)
+    # As a rule there is nothing to do, and each block that leaves takes 2 ns: fewer where there are enough.
+    chunks_a_piece = _CHUNKS_A_PIECE if rows.num_rows * marks.chunks > 6 * resident_blocks() else 1
+    grid = (rows.num_rows * -(-marks.chunks // chunks_a_piece),)
+    weigh_kernel(rows.form.name).launch(grid, rows.argument, marks, bounds, of_rows, whole, chunks_a_piece)
+    narrow_kernel(rows.form.name).launch(grid, rows.argument, marks, of_rows, whole, chunks_a_piece)
 
 
 def select(
@@ -136,9 +157,9 @@ def select(
         of_rows = rows_argument(out)
         if whole_rows:
             whole = whole_argument(walk_of(out))
-            scan_and_weigh(rows, marks, bounds, of_rows, whole)
+            weigh_rows(rows, marks, bounds, of_rows, whole)
             pick_whole_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows, whole)
         else:
-            scan(rows, marks)
-            pick_kernel(rows.form.name).launch((rows.num_rows,), rows.argument, marks, bounds, of_rows)
+            begun = start(rows, marks)
+            pick_kernel(rows.form.name, begun.scans).launch(begun.grid, rows.argument, marks, bounds, of_rows)
     return out

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from numba import int32, types
+from numba import int32, int64, types
 
 from gpu.device.launch import pointer, pointer_to, record_of
 from gpu.device.memory import view16
@@ -15,7 +15,8 @@ class Marks(NamedTuple):
     maxima: Any  # [R, stride]: the key of each granule's largest element, cut to 16 bits; as words
     halves: Any  # the same memory, one by one
     chunk_largest: Any  # [R, chunks]: the largest key of each chunk of a row
-    counts: Any  # [R, BINS]: of the maxima; zero between launches
+    counts: Any  # [R, BINS]: of the maxima; zero between calls
+    scanned: Any  # [R]: how many chunks have been; zero between launches
     chunks: Any
     stride: Any
 
@@ -23,7 +24,7 @@ class Marks(NamedTuple):
 MARKS = record_of(
     Marks,
     pointer_to(types.uint32), pointer_to(types.uint16), pointer_to(types.uint32), pointer_to(int32),
-    int32, int32,
+    pointer_to(int64), int32, int32,
 )  # fmt: skip
 
 
@@ -31,5 +32,5 @@ def marks_argument(walk: Walk) -> Marks:
     """A walk as the argument of a kernel."""
     return Marks(
         view16(walk.maxima), pointer(walk.maxima), pointer(walk.chunk_largest), pointer(walk.counts),
-        walk.chunk_largest.shape[1], walk.maxima.shape[1],
+        pointer(walk.scanned), walk.chunk_largest.shape[1], walk.maxima.shape[1],
     )  # fmt: skip

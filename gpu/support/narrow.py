@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 import numpy as np
-from numba import cuda, int64, void
+from numba import cuda, int32, int64, void
 
 from gpu.device.block import FULL, WARP, warp_prefix32, warp_sum64
 from gpu.device.instructions import add_at, load_four, warp_sum_s32
@@ -13,7 +13,20 @@ from gpu.device.vectors import format_of, in_row
 from gpu.support.marks import MARKS
 from gpu.support.policy import ROWS
 from gpu.support.scan import LOADS, THREADS
-from gpu.support.whole import ABOVE, HIGH, LOW, NUM_ABOVE, NUM_INSIDE, SUMS, WHOLE, place_of, top_of, vector_of
+from gpu.support.whole import (
+    ABOVE,
+    HIGH,
+    LOW,
+    NUM_ABOVE,
+    NUM_INSIDE,
+    SUMS,
+    WHOLE,
+    further,
+    piece_of,
+    place_of,
+    top_of,
+    vector_of,
+)
 from gpu.weights import least_difference, split_scale, weight_of_difference
 
 MAX_REGISTERS = 40  # three blocks a multiprocessor
@@ -21,11 +34,10 @@ MAX_REGISTERS = 40  # three blocks a multiprocessor
 
 @lru_cache
 def narrow_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is the scan's, (chunks * rows,)."""
+    """The kernel for logits of this dtype; its grid is weigh_kernel's."""
     form, load = format_of(name), load_four(WARP)
     lanes, decode, reaching, key_of, value_of = form.lanes, form.decode, form.reaching, form.key, form.value
-    warps, chunk_vectors = threads // WARP, LOADS * threads
-    chunk_size, granule = chunk_vectors * lanes, 2 * lanes
+    warps, chunk_size, granule = threads // WARP, LOADS * threads * lanes, 2 * lanes
     all_lanes, of_warps = (1 << lanes) - 1, 2 * WARP
 
     @cuda.jit(device=True)
@@ -62,11 +74,12 @@ def narrow_kernel(name: str, threads: int = THREADS) -> Kernel:
             whole.inside[ids_at + to] = np.int32(place.first + i * WARP * lanes + lane)
             to = np.int32(to + 1)
 
-    def narrow(logits, marks, rows, whole):
+    def narrow(logits, marks, rows, whole, chunks_a_piece):
         scratch = cuda.shared.array(of_warps, int64)
-        thread, vocabulary, chunks = np.int32(cuda.threadIdx.x), logits.vocabulary, marks.chunks
-        row = np.int32(np.uint32(cuda.blockIdx.x) // np.uint32(chunks))
-        chunk = np.int32(cuda.blockIdx.x - row * chunks)
+        thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
+        row, piece, _, chunks_a_piece = piece_of(marks, whole, chunks_a_piece)
+        if row < 0:
+            return
         sums_at = np.int64(np.int64(row) * SUMS)
         low, high = np.uint32(whole.sums[sums_at + LOW]), np.uint32(whole.sums[sums_at + HIGH])
         if low == 0:
@@ -74,38 +87,41 @@ def narrow_kernel(name: str, threads: int = THREADS) -> Kernel:
         beyond = np.uint32(high + np.uint32(1))
         start = row_start(logits, row)
         head = np.int32(start & np.int64(granule - 1))
-        place = place_of(start, head, chunk_vectors, chunk, lanes, vocabulary)
-        words = load(logits.words, place.vector, place.left)
+        place = place_of(start, head, piece, np.int32(LOADS * chunks_a_piece), lanes, vocabulary)
         maximum = np.float32(value_of(top_of(marks, row)) + np.float32(0.0))
         c_hi, c_lo = split_scale(rows.temperature[row])
         c_hi, c_lo = np.float32(c_hi), np.float32(c_lo)
         least_d = np.float32(least_difference(c_hi))
-        begin = np.int32(chunk * chunk_size - head)
-        interior = begin >= 0 and np.int32(begin + chunk_size) <= vocabulary
-        mass, segment, number, inside = np.int64(0), np.int64(0), np.int32(0), np.int32(0)
+        piece_size = np.int32(chunks_a_piece * chunk_size)
+        begin = np.int32(piece * piece_size - head)
+        interior = begin >= 0 and np.int32(begin + piece_size) <= vocabulary
+        mass, segment, number = np.int64(0), np.int64(0), np.int32(0)
         segments_at = np.int64(np.int64(row) * rows.num_segments)
-        for i in range(LOADS):
-            w0, w1, w2, w3 = vector_of(words, i)
-            reach = np.int32(reaching(w0, w1, w2, w3, low))
-            above = np.int32(reaching(w0, w1, w2, w3, beyond))
-            if not interior:
-                first, valid = np.int32(place.first + i * WARP * lanes), np.int32(0)
-                for lane in range(lanes):
-                    if in_row(first, lane, vocabulary):
-                        valid = np.int32(valid | (1 << lane))
-                reach, above = np.int32(reach & valid), np.int32(above & valid)
-            reach = np.int32(reach & ~above & all_lanes)
-            inside = np.int32(inside | np.int32(reach << np.int32(i * lanes)))
-            number = np.int32(number + cuda.popc(above))
-            segment = np.int64(segment + mass_of(w0, w1, w2, w3, above, maximum, least_d, c_hi, c_lo))
-            if i & 1:
-                mass = np.int64(mass + segment)
-                segment = warp_sum64(segment)
-                at = np.int32(place.granule // WARP + i // 2)
-                if cuda.laneid == 0 and at < rows.num_segments:
-                    rows.segments[segments_at + at] = segment
-                segment = np.int64(0)
-        append(words, place, inside, row, whole)
+        for _ in range(chunks_a_piece):
+            words, inside = load(logits.words, place.vector, place.left), np.int32(0)
+            for i in range(LOADS):
+                w0, w1, w2, w3 = vector_of(words, i)
+                reach = np.int32(reaching(w0, w1, w2, w3, low))
+                above = np.int32(reaching(w0, w1, w2, w3, beyond))
+                if not interior:
+                    first, valid = np.int32(place.first + i * WARP * lanes), np.int32(0)
+                    for lane in range(lanes):
+                        if in_row(first, lane, vocabulary):
+                            valid = np.int32(valid | (1 << lane))
+                    reach, above = np.int32(reach & valid), np.int32(above & valid)
+                reach = np.int32(reach & ~above & all_lanes)
+                inside = np.int32(inside | np.int32(reach << np.int32(i * lanes)))
+                number = np.int32(number + cuda.popc(above))
+                segment = np.int64(segment + mass_of(w0, w1, w2, w3, above, maximum, least_d, c_hi, c_lo))
+                if i & 1:
+                    mass = np.int64(mass + segment)
+                    segment = warp_sum64(segment)
+                    at = np.int32(place.granule // WARP + i // 2)
+                    if cuda.laneid == 0 and at < rows.num_segments:
+                        rows.segments[segments_at + at] = segment
+                    segment = np.int64(0)
+            append(words, place, inside, row, whole)
+            place = further(place, np.int32(LOADS * WARP), lanes)
         mass, number = warp_sum64(mass), warp_sum_s32(number)
         if cuda.laneid == 0:
             scratch[np.uint32(thread // WARP)] = mass
@@ -120,4 +136,4 @@ def narrow_kernel(name: str, threads: int = THREADS) -> Kernel:
                 add_at(whole.sums, np.int64(sums_at + ABOVE), mass)
                 add_at(whole.sums, np.int64(sums_at + NUM_ABOVE), in_all)
 
-    return Kernel(narrow, void(LOGITS, MARKS, ROWS, WHOLE), threads, MAX_REGISTERS)
+    return Kernel(narrow, void(LOGITS, MARKS, ROWS, WHOLE, int32), threads, MAX_REGISTERS)

@@ -1,4 +1,4 @@
-"""The second kernel of the filter: one block a row, from its marks to its kept set.
+"""The filter behind the scan: one block a row, from its marks to its kept set.
 
 1  bound    a key that at least `need` elements reach (need: top_k; 1 for greedy rows)
 2  gather   the elements that reach it: candidates (key, id) in shared memory, in ascending id
@@ -27,6 +27,7 @@ from gpu.support.levels import SLOTS, Scale, levels_of
 from gpu.support.limits import FILTER, limits_of
 from gpu.support.marks import MARKS
 from gpu.support.policy import ROWS, Policy
+from gpu.support.scan import row_of
 from gpu.support.whole import top_of
 from gpu.weights import LOWEST, ONE, split_scale
 
@@ -202,15 +203,15 @@ def pick_of(name: str, threads: int) -> Any:
 
 
 @lru_cache
-def pick_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is (rows,)."""
-    pick = pick_of(name, threads)
+def pick_kernel(name: str, scans: bool = False, threads: int = THREADS) -> Kernel:
+    """The kernel for logits of this dtype; scans, and its grid: as of `row_of`."""
+    row_of_block, pick = row_of(name, scans, False, threads), pick_of(name, threads)
 
     def pick_rows(logits, marks, bounds, rows):
         shared = cuda.shared.array(SHARED, int32)
         scratch64 = cuda.shared.array(SCRATCH64, int64)
-        pick(
-            cuda.blockIdx.x, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64
-        )
+        row = row_of_block(logits, marks, None, None, None, shared)
+        if row >= 0:
+            pick(row, np.int64(0), np.uint32(0), np.float32(0.0), logits, marks, bounds, rows, shared, scratch64)
 
     return Kernel(pick_rows, void(LOGITS, MARKS, FILTER, ROWS), threads, MAX_REGISTERS)

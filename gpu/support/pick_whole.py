@@ -44,7 +44,7 @@ _NONE = 0xFFFFFFFF
 def pick_whole_of(name: str, threads: int) -> Any:
     """A device function for logits of this dtype: (index, logits, marks, bounds, rows, whole, shared, scratch64).
 
-    As that of `pick_of`; leaves the row's sums zero.
+    As that of `pick_of`; leaves the row's sums zero, and no row listed.
     """
     form, block = format_of(name), block_of(threads)
     granule, value_of, negative_zero = 2 * form.lanes, form.value, form.negative_zero
@@ -144,6 +144,8 @@ def pick_whole_of(name: str, threads: int) -> Any:
         cuda.syncthreads()
         if cuda.threadIdx.x < SUMS:
             whole.sums[at + cuda.threadIdx.x] = 0
+        if index == 0 and cuda.threadIdx.x == 0:
+            whole.listed[0] = 0
         if done:
             return open_policy(rows, index)
         return pick(index, mass, base, cutoff, logits, marks, bounds, rows, shared, scratch64)

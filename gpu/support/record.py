@@ -33,6 +33,7 @@ class Walk:
     log_scales: Array  # float64 [R, 2]: 1 / temperature and log of the total, of rows that verification has seen
     chunk_largest: Array  # uint32 [R, chunks]: the largest key of each chunk
     counts: Array  # int32 [R, BINS]: of the maxima; zero between calls
+    scanned: Array  # int64 [R]: how many chunks have been scanned; zero between calls
     answered: Array  # int64 [R]: of gpu/verification/chain.py; zero between calls
     # Of gpu/verification/block.py: Told, float64 [R] zero between calls, float64, int64 and float32 [R].
     ratios: Array
@@ -45,6 +46,7 @@ class Walk:
     sums: Array  # int64 [R, 10]: zero between calls
     tally: Array  # int32 [R, BINS]: zero between calls
     inside: Array  # int32 [R, 2, room]
+    listed: Array  # int32 [R + 1]: 0 between calls
     estimates: Array  # float32 [R, chunks]
     known: Array  # int32 [R, chunks + 1]: of gpu/capture/spread.py; zero between calls
 

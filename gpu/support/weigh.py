@@ -1,6 +1,7 @@
 """The weighing kernel: of every row that has to be weighed whole, its chunks; whoever is last, the row.
 
-It reads the last rows first: those are what the scan has left in the cache.
+It reads the last rows first: those are what the scan has left in the cache. As a rule there is no row to weigh and all
+blocks leave at once, which takes their number's time: where there are many, each takes a larger piece.
 """
 
 from functools import lru_cache
@@ -28,15 +29,15 @@ from gpu.support.whole import (
     LEAST,
     LOW,
     PARTS,
-    SETTLED,
     SUMS,
     TOTAL,
     WHOLE,
+    piece_of,
     place_of,
     top_of,
 )
 from gpu.support.window import BINS_A_POWER, EVERY, window_of
-from gpu.weights import HOTTEST, LOWEST, least_difference, split_scale, weight_of_difference
+from gpu.weights import LOWEST, least_difference, split_scale, weight_of_difference
 
 MAX_REGISTERS = 40  # three blocks a multiprocessor
 _NONE = 0xFFFFFFFF
@@ -52,12 +53,11 @@ class Task(NamedTuple):
 
 @lru_cache
 def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
-    """The kernel for logits of this dtype; its grid is the scan's, (chunks * rows,)."""
+    """The kernel for logits of this dtype; its grid is (pieces * rows,), a piece of a row being some of its chunks."""
     form, window, cut = format_of(name), window_of(name, threads), cut_of(name)
     lanes, decode, only, value_of, key_of_value = form.lanes, form.decode, form.only, form.value, form.key_of_value
     minus_inf, plus_inf = form.minus_inf, form.plus_inf
-    warps, chunk_vectors = threads // WARP, LOADS * threads
-    chunk_size, granule, of_warps = chunk_vectors * lanes, 2 * lanes, PARTS * WARP
+    warps, vector_a_thread, granule, of_warps = threads // WARP, threads * lanes, 2 * lanes, PARTS * WARP
     infinity = np.float32(np.inf)
 
     @cuda.jit(device=True)
@@ -133,10 +133,19 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         return mass, number, least
 
     @cuda.jit(device=True)
-    def first_largest(words, place, task, maximum):
-        # The lowest token of the chunk with the row's largest logit. Few chunks hold one, so that they are read again.
+    def holds(maximum, row, piece, chunks_a_piece, marks):
+        # Whether the row's largest logit is in the piece.
+        found = False
+        for chunk in range(piece * chunks_a_piece, min((piece + 1) * chunks_a_piece, marks.chunks)):
+            largest = np.uint32(marks.chunk_largest[np.int64(row) * marks.chunks + chunk])
+            found = found or value_of(largest) == maximum
+        return found
+
+    @cuda.jit(device=True)
+    def first_largest(words, place, per_thread, task, maximum):
+        # The lowest token of the piece with the row's largest logit. Few hold one, so that they are read again.
         first = np.uint32(_NONE)
-        for i in range(LOADS):
+        for i in range(per_thread):
             at = np.int32(place.first + i * WARP * lanes)
             if place.left >= i * WARP:
                 w0, w1, w2, w3 = load_kept(words, np.int64(place.vector + i * WARP))
@@ -145,28 +154,22 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
                         first = min(first, np.uint32(at + lane))
         return first
 
-    def weigh(logits, marks, bounds, rows, whole):
+    def weigh(logits, marks, bounds, rows, whole, chunks_a_piece):
         tally = cuda.shared.array(BINS, int32)
         parts = cuda.shared.array(of_warps, int64)
         scratch64 = cuda.shared.array(WARP, int64)
         scratch32 = cuda.shared.array(WARP, int32)
         box = cuda.shared.array(4, int32)
-        thread, vocabulary, chunks = np.int32(cuda.threadIdx.x), logits.vocabulary, marks.chunks
-        block = np.uint32(cuda.gridDim.x - 1 - cuda.blockIdx.x)
-        row = np.int32(block // np.uint32(chunks))
-        chunk = np.int32(np.int32(block) - row * chunks)
-        if whole.sums[np.int64(np.int64(row) * SUMS + TOTAL)] == SETTLED:
+        thread, vocabulary = np.int32(cuda.threadIdx.x), logits.vocabulary
+        row, piece, pieces, chunks_a_piece = piece_of(marks, whole, chunks_a_piece)
+        if row < 0:
             return
         limits = limits_of(bounds, rows, row, vocabulary)
-        filters = limits.top_p < np.float32(1.0)
-        alone = limits.k == 0
-        if limits.greedy or not limits.good or not (alone or (bounds.joint != 0 and filters)):
-            return
-        if limits.temperature > np.float32(HOTTEST):
-            return
+        filters, alone = limits.top_p < np.float32(1.0), limits.k == 0
         start = row_start(logits, row)
         head = np.int32(start & np.int64(granule - 1))
-        place = place_of(start, head, chunk_vectors, chunk, lanes, vocabulary)
+        per_thread = np.int32(LOADS * chunks_a_piece)
+        place = place_of(start, head, piece, per_thread, lanes, vocabulary)
         a0, a1, a2, a3, b0, b1, b2, b3 = pair(logits.words, place, 0)  # under way meanwhile
         top = top_of(marks, row)
         if not (minus_inf < top < plus_inf):
@@ -183,12 +186,13 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         cutoff = np.float32(LOWEST)
         if not filters:  # else what top-p keeps is cut, last
             cutoff = max(cutoff, np.float32(min_p_cutoff(maximum, limits.temperature, limits.min_p)))
-        begin = np.int32(chunk * chunk_size - head)
-        interior = begin >= 0 and np.int32(begin + chunk_size) <= vocabulary
+        piece_size = np.int32(per_thread * vector_a_thread)
+        begin = np.int32(piece * piece_size - head)
+        interior = begin >= 0 and np.int32(begin + piece_size) <= vocabulary
         task = Task(interior, guesses, vocabulary)
         mass, number, least = np.int64(0), np.int32(0), infinity
         segment_at = np.int64(np.int64(row) * rows.num_segments)
-        for i in range(0, LOADS, 2):
+        for i in range(0, per_thread, 2):
             mass_a, number_a, least_a = take(a0, a1, a2, a3, i, place, task, scale, cutoff, least_d, tally)
             mass_b, number_b, least_b = take(b0, b1, b2, b3, i + 1, place, task, scale, cutoff, least_d, tally)
             of_segment = warp_sum64(np.int64(mass_a + mass_b))
@@ -197,11 +201,11 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
                 rows.segments[segment_at + segment] = of_segment
             mass, number = np.int64(mass + of_segment), np.int32(number + number_a + number_b)
             least = min(least, min(least_a, least_b))
-            if i + 2 < LOADS:
+            if i + 2 < per_thread:
                 a0, a1, a2, a3, b0, b1, b2, b3 = pair(logits.words, place, i + 2)
         first = np.uint32(_NONE)
-        if value_of(np.uint32(marks.chunk_largest[np.int64(row) * chunks + chunk])) == maximum:
-            first = first_largest(logits.words, place, task, maximum)
+        if holds(maximum, row, piece, chunks_a_piece, marks):
+            first = first_largest(logits.words, place, per_thread, task, maximum)
         number, first = warp_sum_s32(number), warp_min_u32(first)
         lowest_key = warp_min_u32(np.uint32(key_of_value(least)))
         if cuda.laneid == 0:
@@ -210,7 +214,7 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         if thread < WARP:
             total, number, lowest_key, first = gathered(parts, np.int64(0), warps)
             if thread == 0:
-                at_part = np.int64((np.int64(row) * chunks + chunk) * PARTS)
+                at_part = np.int64((np.int64(row) * pieces + piece) * PARTS)
                 store(whole.parts, at_part, total, number, lowest_key, first)
         tally_at = np.int64(np.int64(row) * BINS)
         if guesses:
@@ -222,10 +226,10 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         if thread == 0:
             box[3] = np.int32(take_ticket(whole.sums, np.int64(sums_at + DONE)))
         cuda.syncthreads()
-        if box[3] != chunks - 1:
+        if box[3] != pieces - 1:
             return
         if thread < WARP:
-            total, number, lowest_key, first = gathered(whole.parts, np.int64(np.int64(row) * chunks * PARTS), chunks)
+            total, number, lowest_key, first = gathered(whole.parts, np.int64(np.int64(row) * pieces * PARTS), pieces)
             if thread == 0:
                 store(whole.sums, sums_at, total, number, lowest_key, first)
                 parts[0] = total
@@ -238,4 +242,4 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
             if thread == 0:
                 whole.sums[sums_at + LOW], whole.sums[sums_at + HIGH] = np.int64(low), np.int64(high)
 
-    return Kernel(weigh, void(LOGITS, MARKS, FILTER, ROWS, WHOLE), threads, MAX_REGISTERS)
+    return Kernel(weigh, void(LOGITS, MARKS, FILTER, ROWS, WHOLE, int32), threads, MAX_REGISTERS)

@@ -25,7 +25,7 @@ from gpu.device.launch import pointer, pointer_to, record_of
 from gpu.support.gather import CANDIDATES
 from gpu.support.record import Walk
 
-PARTS = 4  # of a chunk, int64: mass, number, least key, first token with the largest logit
+PARTS = 4  # of a piece of a row, int64: mass, number, least key, first token with the largest logit
 # Of a row, int64, zero between calls: the same four of the row (mass 0: not weighed, SETTLED: there is no need);
 TOTAL, COUNT, LEAST, FIRST = range(PARTS)
 SETTLED = -1
@@ -37,30 +37,56 @@ SUMS = PARTS + 6
 class Whole(NamedTuple):
     """The part of a Walk for these, as kernels take it."""
 
-    parts: Any  # int64 [R, chunks, PARTS]
+    parts: Any  # int64 [R, pieces, PARTS]
     sums: Any  # int64 [R, SUMS]
     tally: Any  # int32 [R, BINS]: zero between calls
     inside: Any  # int32 [R, 2, room]: keys and ids of the elements in the window
+    listed: Any  # int32 [R + 1]: how many rows are to be weighed, and which, in any order; 0 between calls
     estimates: Any  # float32 [R, chunks]: of rows that need their mass, what a chunk weighs in units of its largest
     room: Any
 
 
 WHOLE = record_of(
-    Whole, pointer_to(int64), pointer_to(int64), pointer_to(int32), pointer_to(int32), pointer_to(float32), int32
+    Whole,
+    pointer_to(int64), pointer_to(int64), pointer_to(int32), pointer_to(int32), pointer_to(int32),
+    pointer_to(float32), int32,
 )  # fmt: skip
 
 
 def whole_argument(walk: Walk) -> Whole:
     """The argument of a kernel."""
     return Whole(
-        pointer(walk.parts), pointer(walk.sums), pointer(walk.tally), pointer(walk.inside), pointer(walk.estimates),
-        walk.inside.shape[2],
+        pointer(walk.parts), pointer(walk.sums), pointer(walk.tally), pointer(walk.inside), pointer(walk.listed),
+        pointer(walk.estimates), walk.inside.shape[2],
     )  # fmt: skip
 
 
 def room_for(vocabulary: int) -> int:
     """How many elements of a window are kept a row: the pick has their keys where else it has keys and ids."""
     return min(2 * CANDIDATES, vocabulary)
+
+
+class Piece(NamedTuple):
+    """What a block takes of a row that is to be weighed."""
+
+    row: Any  # int32, -1: none
+    number: Any  # int32: which piece
+    pieces: Any  # int32: of a row
+    chunks: Any  # int32: of a piece
+
+
+@cuda.jit(device=True)
+def piece_of(marks, whole, chunks):
+    """This block's, of `chunks` chunks, or of one where there are blocks enough; what was listed last comes first."""
+    rows = np.int32(whole.listed[0])
+    if rows * marks.chunks <= cuda.gridDim.x:
+        chunks = np.int32(1)
+    pieces = np.int32((marks.chunks + chunks - 1) // chunks)
+    at = np.int32(rows * pieces - 1 - cuda.blockIdx.x)
+    if at < 0:
+        return Piece(np.int32(-1), np.int32(0), pieces, chunks)
+    row = np.int32(np.uint32(at) // np.uint32(pieces))
+    return Piece(np.int32(whole.listed[1 + row]), np.int32(at - row * pieces), pieces, chunks)
 
 
 @cuda.jit(device=True)
@@ -73,7 +99,7 @@ def top_of(marks, index):
 
 
 class Place(NamedTuple):
-    """Where a thread reads its four vectors of a chunk: a warp takes 128 that follow each other."""
+    """Where a thread reads its vectors of a piece of a row: a warp takes some that follow each other, a lane each."""
 
     vector: Any  # int64: the first one, counted from the words
     left: Any  # int32: how many vectors further the row goes
@@ -82,14 +108,28 @@ class Place(NamedTuple):
 
 
 @cuda.jit(device=True)
-def place_of(start, head, chunk_vectors, chunk, lanes, vocabulary):
-    """This thread's place in a chunk of a row that begins at `start`, `head` elements behind a granule's boundary."""
-    of_warp = np.int32(chunk * chunk_vectors + (cuda.threadIdx.x // WARP) * (4 * WARP))
+def place_of(start, head, piece, per_thread, lanes, vocabulary):
+    """This thread's place in a piece of a row that begins at `start`, `head` elements behind a granule's boundary.
+
+    per_thread: vectors.
+    """
+    of_warp = np.int32(
+        np.int32(np.int32(piece * cuda.blockDim.x) // WARP + cuda.threadIdx.x // WARP) * per_thread * WARP
+    )
     vector = np.int32(of_warp + cuda.laneid)
     num_granules = np.int32(np.int32(head + vocabulary + 2 * lanes - 1) // (2 * lanes))
     index = np.int64(np.int64(start - head) // np.int64(lanes) + vector)
     return Place(
         index, np.int32(2 * num_granules - 1 - vector), np.int32(vector * lanes - head), np.int32(of_warp // 2)
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def further(place, vectors, lanes):
+    """The place so many vectors behind, an even number."""
+    return Place(
+        np.int64(place.vector + vectors), np.int32(place.left - vectors), np.int32(place.first + vectors * lanes),
+        np.int32(place.granule + vectors // 2),
     )  # fmt: skip
 
 

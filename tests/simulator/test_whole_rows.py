@@ -29,13 +29,13 @@ class Paths:
 
     def __enter__(self):
         self.stack = ExitStack()
-        scan_and_weigh = support_device.scan_and_weigh
+        weigh_rows = support_device.weigh_rows
 
         def spy(rows, marks, bounds, of_rows, of_whole):
-            scan_and_weigh(rows, marks, bounds, of_rows, of_whole)
+            weigh_rows(rows, marks, bounds, of_rows, of_whole)
             self.sums.append(np.array(of_whole.sums).reshape(-1, whole.SUMS))
 
-        patches = [(support_device, "scan_and_weigh", spy), (window, "_FEW", self.few), (window, "_HALF", self.half)]
+        patches = [(support_device, "weigh_rows", spy), (window, "_FEW", self.few), (window, "_HALF", self.half)]
         if not self.settles:
             patches.append((estimate, "MARGIN", 1.0))
         if self.room is not None:
