@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +9,13 @@ import numpy as np
 
 from pipeline.audit_record import AuditRecord
 
-MOST_CHUNKS = 32
-"""Chunks that a request keeps as they came; each may keep its whole round's arrays alive."""
 
-MOST_ENTRIES = 1 << 14
-"""Mask entries that it keeps so."""
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Chunk:
-    """Consecutive tokens of one request; every array has a row a token, so a cut cuts them all.
+    """Consecutive tokens of one request; every array has a row a token, so a cut cuts them all. All are C-contiguous.
+
+    Never written to once it is made, though not frozen: a round makes one for every request, and freezing a dataclass
+    makes it several times as slow to make.
 
     Attributes:
         token_ids: int32 [n].
@@ -45,7 +40,7 @@ class Chunk:
 
     def cut(self, length: int) -> Chunk:
         """The first `length` tokens with their records."""
-        if length == len(self):
+        if length == len(self.token_ids):
             return self
         entries = None if self.mask_sizes is None else int(self.mask_sizes[:length].sum())
         return Chunk(
@@ -63,62 +58,48 @@ class Chunk:
 class Records:
     """The tokens of one request with their records, growing chunk by chunk.
 
-    Chunks are kept as they come, MOST_CHUNKS or MOST_ENTRIES at most, and then copied behind one another, all at once:
-    a copy of a few tokens takes as long as one of hundreds. Requests that start together do so in different rounds. The
-    arrays grow by a quarter as they fill, and `whole` hands out what is used of them, so that the end of a request
-    copies next to nothing: at the end of a batch nothing else is under way.
+    Every array is copied behind those before it at once, while it is in the processor's cache, and so keeps nothing of
+    its round alive. The copies are bytearrays: they take in a small array in a fraction of the time that NumPy needs,
+    and `whole` hands out arrays in their memory, so that the end of a request copies nothing: at the end of a batch
+    nothing else is under way.
     """
 
-    _first_copies = itertools.cycle(range(1, MOST_CHUNKS + 1))
-
     def __init__(self) -> None:
-        self._columns: dict[str, _Growing] = {}
-        self._audits: list[tuple[int, AuditRecord]] = []  # each with the tokens before it
-        self._chunks: list[Chunk] = []
         self._num_tokens = 0
-        self._entries = 0  # of the chunks' masks
-        self._room = next(self._first_copies)
+        self._columns = {name: bytearray() for name in _ARRAYS}
+        self._like: dict[str, np.ndarray] = {}  # no rows of each array that the chunks have: its dtype and shape
+        self._audits: list[tuple[int, AuditRecord]] = []  # each with the tokens before it
 
     def append(self, chunk: Chunk) -> None:
-        """Take in a chunk, whose arrays nobody may write to; all chunks of a request have the same arrays."""
+        """Take in a chunk; all chunks of a request have the same arrays, each of one dtype."""
+        if not self._like:
+            self._like = _like(chunk)
+        columns = self._columns
+        columns["token_ids"].extend(chunk.token_ids)
+        columns["logprobs"].extend(chunk.logprobs)
+        if chunk.mask_sizes is not None and chunk.mask_ids is not None and chunk.mask_logprobs is not None:
+            columns["mask_sizes"].extend(chunk.mask_sizes)
+            columns["mask_ids"].extend(chunk.mask_ids)
+            columns["mask_logprobs"].extend(chunk.mask_logprobs)
+        if chunk.top_ids is not None and chunk.top_values is not None:
+            columns["top_ids"].extend(chunk.top_ids)
+            columns["top_values"].extend(chunk.top_values)
         if chunk.audit is not None:
             self._audits.append((self._num_tokens, chunk.audit))
-        self._chunks.append(chunk)
-        self._num_tokens += len(chunk)
-        if chunk.mask_ids is not None:
-            self._entries += len(chunk.mask_ids)
-        if len(self._chunks) >= self._room or self._entries > MOST_ENTRIES:
-            self._copy()
-            self._room = MOST_CHUNKS
+        self._num_tokens += len(chunk.token_ids)
 
     def cut(self, num_tokens: int) -> None:
-        """Forget all tokens behind the first num_tokens, the ends of a chunk."""
-        if num_tokens == self._num_tokens:
-            return
-        self._copy()
-        sizes = self._columns.get("mask_sizes")
-        entries = 0 if sizes is None else int(sizes.values[:num_tokens].sum())
-        for name, column in self._columns.items():
-            column.used = entries if name in _ENTRIES else num_tokens
+        """Forget all tokens behind the first num_tokens, the ends of a chunk, and what of a chunk failed to fit."""
+        kept = Chunk(**self._arrays()).cut(num_tokens) if self._like else None
+        # New ones: whoever was handed arrays in the memory of the old ones keeps them as they are.
+        self._columns = {name: bytearray() for name in _ARRAYS}
+        for name in self._like:
+            self._columns[name].extend(getattr(kept, name))
         self._audits = [(before, audit) for before, audit in self._audits if before < num_tokens]
         self._num_tokens = num_tokens
 
-    def _copy(self) -> None:
-        """Put the chunks' arrays behind those before them."""
-        if not self._chunks:
-            return
-        for name in _ARRAYS:
-            first = getattr(self._chunks[0], name)
-            if first is not None:
-                if name not in self._columns:
-                    self._columns[name] = _Growing(first)
-                self._columns[name].extend([getattr(chunk, name) for chunk in self._chunks])
-        self._chunks.clear()
-        self._entries = 0
-
     def whole(self, *, masks: bool, top: int, audit: bool = False) -> Chunk:
-        """One chunk of all, good until these records are changed; without any, an empty one of the asked shape."""
-        self._copy()
+        """One chunk of all; without any, an empty one of the asked shape. Nothing can be appended while it is alive."""
         arrays: dict[str, Any] = {
             "token_ids": np.empty(0, np.int32),
             "logprobs": np.empty(0, np.float32),
@@ -128,35 +109,22 @@ class Records:
             "top_ids": np.empty((0, top), np.int32) if top else None,
             "top_values": np.empty((0, top), np.float32) if top else None,
         }
-        arrays |= {name: column.whole() for name, column in self._columns.items()}
+        arrays |= self._arrays()
         audits = AuditRecord.join([record for _, record in self._audits]) if audit else None
         return Chunk(**arrays, audit=audits)
 
+    def _arrays(self) -> dict[str, Any]:
+        """What the columns hold."""
+        return {
+            name: np.frombuffer(self._columns[name], like.dtype).reshape(-1, *like.shape[1:])
+            for name, like in self._like.items()
+        }
 
-_ENTRIES = ("mask_ids", "mask_logprobs")
-_ARRAYS = ("token_ids", "logprobs", "mask_sizes", *_ENTRIES, "top_ids", "top_values")
+
+_ARRAYS = ("token_ids", "logprobs", "mask_sizes", "mask_ids", "mask_logprobs", "top_ids", "top_values")
 
 
-class _Growing:
-    """An array that grows along its first axis."""
-
-    def __init__(self, like: np.ndarray) -> None:
-        self._room = np.empty((64, *like.shape[1:]), like.dtype)
-        self.used = 0
-
-    @property
-    def values(self) -> np.ndarray:
-        return self._room[: self.used]
-
-    def whole(self) -> np.ndarray:
-        """The values; a copy where more memory than a third of theirs would be kept beside them."""
-        return self.values if 4 * self.used >= 3 * len(self._room) else self.values.copy()
-
-    def extend(self, parts: Sequence[np.ndarray]) -> None:
-        needed = self.used + sum(map(len, parts))
-        if needed > len(self._room):
-            room = np.empty((max(needed, len(self._room) * 5 // 4), *self._room.shape[1:]), self._room.dtype)
-            room[: self.used] = self.values
-            self._room = room
-        np.concatenate(parts, out=self._room[self.used : needed])
-        self.used = needed
+def _like(chunk: Chunk) -> dict[str, np.ndarray]:
+    """No rows of each array that a chunk has."""
+    arrays = {name: getattr(chunk, name) for name in _ARRAYS}
+    return {name: np.empty_like(array[:0]) for name, array in arrays.items() if array is not None}

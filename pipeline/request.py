@@ -83,8 +83,7 @@ class Request:
 
     def remaining(self, max_length: int) -> int:
         """How many tokens it may still commit."""
-        room = max_length - len(self.prompt.token_ids) - self.num_generated
-        return min(self.params.max_new_tokens - self.num_generated, room)
+        return min(self.params.max_new_tokens, max_length - len(self.prompt.token_ids)) - len(self.token_ids)
 
     def mark(self) -> tuple[int, int, int, int, str | None]:
         """Where it stands, for `go_back`."""

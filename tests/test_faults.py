@@ -273,14 +273,14 @@ def test_a_tokenizer_that_fails_on_one_output(speculative, clean, monkeypatch, s
     tokenizer = pipe.state.target.tokenizer
     if stops:
         stage = pipe.stages["finish"]
-        push = type(stage)._extend
+        find_end = type(stage)._end
 
-        def extend(state, request, chunk):
-            if request.prompt.token_ids[0] == 6 and bad & set(chunk.token_ids.tolist()):
+        def end(state, request, tokens):
+            if request.prompt.token_ids[0] == 6 and bad & set(tokens):
                 raise UnicodeError("no such byte")
-            push(state, request, chunk)
+            return find_end(state, request, tokens)
 
-        monkeypatch.setattr(stage, "_extend", extend, raising=False)
+        monkeypatch.setattr(stage, "_end", end, raising=False)
     else:
         decode = tokenizer.decode
 

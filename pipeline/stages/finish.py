@@ -21,14 +21,18 @@ class Finish:
 
     def __call__(self, state: State, packed: Packed) -> Finished:
         ended = []
-        parts = zip(packed.requests, packed.chunks, packed.failures, packed.num_accepted, strict=True)
+        parts = zip(packed.requests, packed.chunks, packed.failures, packed.num_accepted.tolist(), strict=True)
         for request, chunk, failure, accepted in parts:
-            request.num_accepted.append(int(accepted))
+            request.num_accepted.append(accepted)
+            tokens = chunk.token_ids.tolist()
             try:
-                self._extend(state, request, chunk)
+                length, reason = self._end(state, request, tokens)
             except Exception as error:  # the tokenizer's decoder, while looking for stop strings
-                request.finish_reason = None
                 failure = failure or f"the tokenizer failed on the output: {type(error).__name__}: {error}"
+            else:
+                request.token_ids += tokens[:length]
+                request.records.append(chunk.cut(length))
+                request.finish_reason = reason
             if failure and not request.finish_reason:
                 request.fail(failure)
                 request.finish_reason = "abort"
@@ -41,25 +45,20 @@ class Finish:
         return Finished(ended)
 
     @staticmethod
-    def _extend(state: State, request: Request, chunk: Chunk) -> None:
-        tokens = chunk.token_ids.tolist()
+    def _end(state: State, request: Request, tokens: list[int]) -> tuple[int, FinishReason | None]:
+        """How many of the tokens the output takes, and whether it ends with them."""
         room = max(request.remaining(state.options.max_length), 1)
-        length, reason = (_scan if request.grammar is None else _follow)(request, tokens[:room])
-        request.token_ids += tokens[:length]
+        within = tokens if len(tokens) <= room else tokens[:room]
+        length, reason = request.scanner.scan(within) if request.grammar is None else _follow(request, within)
         if reason is None and length == room:
             reason = "length"
         if reason is None and request.deadline is not None and state.clock() >= request.deadline:
             reason = "time"
-        request.finish_reason = reason
-        request.records.append(chunk.cut(length))
-
-
-def _scan(request: Request, tokens: list[int]) -> tuple[int, FinishReason | None]:
-    return request.scanner.scan(tokens)
+        return length, reason
 
 
 def _follow(request: Request, tokens: list[int]) -> tuple[int, FinishReason | None]:
-    """The same beside a grammar."""
+    """`StopScanner.scan` beside a grammar."""
     assert request.grammar is not None
     for i, token in enumerate(tokens):
         reason = request.scanner.push(token)

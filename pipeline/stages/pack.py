@@ -49,9 +49,9 @@ class _Masks:
     """A capture taken apart; what is looked up for each request is taken out of the arrays once for all."""
 
     def __init__(self, capture: gpu.Capture):
-        self._ids, self._logprobs = capture.token_ids, capture.logprobs
+        self._ids, self._logprobs = map(np.ascontiguousarray, (capture.token_ids, capture.logprobs))
         self._starts, self._offsets = capture.row_start.tolist(), capture.offsets.tolist()
-        self._sizes = np.diff(capture.offsets)
+        self._sizes = capture.offsets[1:] - capture.offsets[:-1]
 
     def of(self, b: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sizes, ids and log-probabilities of a request's first rows."""
@@ -63,35 +63,30 @@ class _Masks:
 def pack_rows(rows: BlockRows, requests: Iterable[tuple[int, Request]], max_support: int) -> Packed:
     """The rows of these requests, each with its index in the block: mostly views of its arrays."""
     requests = list(requests)
+    tokens, logprobs = map(np.ascontiguousarray, (rows.verdict.tokens, rows.verdict.logprobs))
+    lengths, failing = rows.verdict.num_committed.tolist(), _failing(rows)
     masks = None if rows.capture is None else _Masks(rows.capture)
-    chunks, failures = [], []
+    chunks: list[Chunk] = []
+    failures: list[str | None] = []
     for b, request in requests:
-        length, failure = _reached(rows, b, request, max_support)
-        sizes = ids = logprobs = None
-        if masks is not None and request.params.return_sampling_mask:
-            sizes, ids, logprobs = masks.of(b, length)
-        top_ids, top_values = _top(rows, b, length, request.params.top_logprobs)
+        params, length, failure = request.params, lengths[b], None
+        if failing[b] or request.error:
+            length, failure = _failed(rows, b, request, max_support)
+        sizes = ids = entries = top_ids = top_values = None
+        if masks is not None and params.return_sampling_mask:
+            sizes, ids, entries = masks.of(b, length)
+        if params.top_logprobs:
+            top_ids, top_values = _top(rows, b, length, params.top_logprobs)
         audit = None if rows.audits is None else rows.audits[b]
-        chunks.append(
-            Chunk(
-                rows.verdict.tokens[b, :length],
-                rows.verdict.logprobs[b, :length],
-                sizes,
-                ids,
-                logprobs,
-                top_ids,
-                top_values,
-                None if audit is None else audit.cut(length),
-            )
-        )
+        if audit is not None:
+            audit = audit.cut(length)
+        chunks.append(Chunk(tokens[b, :length], logprobs[b, :length], sizes, ids, entries, top_ids, top_values, audit))
         failures.append(failure)
     accepted = rows.verdict.num_accepted[[b for b, _ in requests]]
     return Packed([request for _, request in requests], chunks, failures, accepted)
 
 
-def _top(rows: BlockRows, b: int, length: int, most: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    if not most:
-        return None, None
+def _top(rows: BlockRows, b: int, length: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     assert rows.top_start is not None
     assert rows.top_ids is not None
     assert rows.top_values is not None
@@ -100,8 +95,16 @@ def _top(rows: BlockRows, b: int, length: int, most: int) -> tuple[np.ndarray | 
     return rows.top_ids[own, :most].copy(), rows.top_values[own, :most].copy()
 
 
-def _reached(rows: BlockRows, b: int, request: Request, max_support: int) -> tuple[int, str | None]:
-    """How many rows of the request are good, and why the next one isn't."""
+def _failing(rows: BlockRows) -> list[bool]:
+    """Which requests of the block have a row that failed."""
+    failing = rows.verdict.status == gpu.INVALID
+    if rows.capture is not None:
+        failing = failing | (rows.capture.status == gpu.OVERFLOW)
+    return failing.tolist()
+
+
+def _failed(rows: BlockRows, b: int, request: Request, max_support: int) -> tuple[int, str]:
+    """How many rows of a request that failed, or had failed before, are good, and why the next one isn't."""
     verdict, capture = rows.verdict, rows.capture
     if request.error:
         return 0, request.error
@@ -111,11 +114,9 @@ def _reached(rows: BlockRows, b: int, request: Request, max_support: int) -> tup
             f"OVERFLOW: support={capture.counts[b, row]}, expected at most max_support={max_support}; lower top_k or "
             "top_p, or build the pipeline with a larger max_support"
         )
-    if verdict.status[b] == gpu.INVALID:
-        row = int(verdict.error_row[b])
-        return row, (rows.failures or {}).get((b, row)) or (
-            f"INVALID: the policy of output token {request.num_generated + row} has NaN, +inf or no finite "
-            "logit, or its draft has no probability under its own law; check the weights, the processors and "
-            "the draft"
-        )
-    return int(verdict.num_committed[b]), None
+    row = int(verdict.error_row[b])
+    return row, (rows.failures or {}).get((b, row)) or (
+        f"INVALID: the policy of output token {request.num_generated + row} has NaN, +inf or no finite "
+        "logit, or its draft has no probability under its own law; check the weights, the processors and "
+        "the draft"
+    )
