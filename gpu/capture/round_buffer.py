@@ -63,6 +63,7 @@ class RoundBuffer:
         layout = Layout(ids, word["offsets"] + rows, ids, logprobs, room)
         relay_kernel().load()  # not at the first send, which a graph may be capturing
         self._mirror = Mirror(size, num_slots, partial(relay, layout=layout), relayed)
+        self._hosts = [self._views(host) for host in self._mirror.hosts]  # once for all: to make them takes a while
         views = self._views(self._mirror.device)
         self.out: tuple[Verdict, Capture] = self._records(views, new_progress(batch))
         self.top: tuple[Any, Any] = views["top_ids"], views["top_values"]
@@ -90,7 +91,7 @@ class RoundBuffer:
 
     def view(self, slot: int = 0) -> tuple[Verdict, Capture]:
         """receive without waiting: for a caller who knows that the copy is done (the end of a graph, say)."""
-        verdict, capture = self._records(self._views(self._mirror.hosts[slot]), None)
+        verdict, capture = self._records(self._hosts[slot], None)
         num_rows = int(capture.row_start[-1])
         needed = int(capture.offsets[num_rows])
         if needed > self.room:
@@ -103,7 +104,7 @@ class RoundBuffer:
     def receive_top(self, slot: int = 0) -> tuple[Any, Any]:
         """Ids int32 and log-probabilities float32 [B*W, top] of the slot's copy, as views; waits for it."""
         self._mirror.wait(slot)
-        views = self._views(self._mirror.hosts[slot])
+        views = self._hosts[slot]
         return views["top_ids"], views["top_values"]
 
     def _views(self, buffer: Any) -> dict[str, Any]:
