@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -149,17 +150,17 @@ class SamplingParams:
         if self.record not in ("audit", None):
             self._refuse("record", '"audit" or None')
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether every token is the argmax."""
         return bool(np.float32(self.temperature) < GREEDY_TEMPERATURE) or self.top_k == 1
 
-    @property
+    @cached_property
     def keeps_supports(self) -> bool:
         """Whether the supports of its tokens are recorded, as a mask or for an audit."""
         return self.return_sampling_mask or self.record == "audit"
 
-    @property
+    @cached_property
     def adjusts(self) -> bool:
         """Whether the logits are changed before sampling, a grammar and the ban on early endings aside."""
         return bool(

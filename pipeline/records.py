@@ -208,4 +208,4 @@ class Round:
     @property
     def num_tokens(self) -> int:
         """Tokens committed in this round."""
-        return sum(len(chunk) for part in self._parts for chunk in part.packed.chunks)
+        return sum(len(chunk.token_ids) for part in self._parts for chunk in part.packed.chunks)

@@ -248,7 +248,8 @@ class Engine:
 
     def _ready(self) -> list[Request]:
         """The requests whose prompts are through, in slot order."""
-        return [request for request in self.state.running if request not in self._prefills]
+        amid_prefill = self._prefills.requests
+        return [request for request in self.state.running if request not in amid_prefill]
 
     def _goes_on(self, request: Request) -> bool:
         """Whether it may need a round beyond those on their way, each of which commits a token at least."""
@@ -275,7 +276,8 @@ class Engine:
             unread[request] -= 1
             if not unread[request]:
                 del unread[request]
-        own = [(b, request) for b, request in launched.requests if self._runs(request)]
+        running = set(state.running)
+        own = [(b, request) for b, request in launched.requests if request in running]
         width = results.verdict.tokens.shape[1]
         rows = BlockRows(
             verdict=results.verdict,
@@ -286,14 +288,11 @@ class Engine:
             failures=launched.failures,
         )
         packed = pack_rows(rows, own, state.options.max_support)
+        num_committed = results.verdict.num_committed.tolist()
         for b, request in own:
             if request.num_generated:
-                request.cached += int(results.verdict.num_committed[b])
+                request.cached += num_committed[b]
         return Delivered(packed, self._run("finish", packed))
-
-    def _runs(self, request: Request) -> bool:
-        active = self.state.active
-        return 0 <= request.slot < len(active) and active[request.slot] is request
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:

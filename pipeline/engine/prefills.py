@@ -56,7 +56,12 @@ class Prefills:
         return len(self._queue) + len(self._through)
 
     def __contains__(self, request: object) -> bool:
-        return any(one is request for one in (*self._through, *(one for one, _ in self._queue)))
+        return request in self.requests
+
+    @property
+    def requests(self) -> set[Request]:
+        """Those that are on their way."""
+        return {*self._through, *(one for one, _ in self._queue)}
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue them."""
