@@ -22,7 +22,7 @@ MAY_IMPORT = {
         "ray",
         "xgrammar",
     },
-    "gpu": {"gpu", "numpy", "numba", "cupy", "cupyx", "llvmlite"},
+    "gpu": {"gpu", "numpy", "numba", "cupy", "cupyx", "llvmlite", "cuda"},
     "model_loaders": {
         "model_loaders",
         "torch",
