@@ -76,7 +76,7 @@ SPILLED = {
     "pick_whole": 416,
     "round_whole": 400,
     "draw_whole": 56,
-    "settle": 450,
+    "settle": 580,
     "spread": 150,
     "scan_and_pick": 160,
     "scan_and_settle": 620,

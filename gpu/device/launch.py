@@ -5,7 +5,7 @@ these kernels run. To work on torch's stream: `with gpu.on_stream(torch_stream.c
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,14 @@ def resident_blocks() -> int:
         return 1 << 30
     import cupy
 
-    return 2 * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    return 2 * _multiprocessors(cupy.cuda.runtime.getDevice())
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    import cupy
+
+    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
 
 
 def pointer(array: Array) -> Any:

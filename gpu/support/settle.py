@@ -31,7 +31,8 @@ from gpu.support.scan import row_of
 from gpu.support.whole import SETTLED, SUMS, TOTAL, WHOLE, top_of
 from gpu.weights import HOTTEST, LOWEST, ONE, split_scale
 
-_FEW = 256  # candidates looked at before `pick` looks at more
+_FEW = 256  # candidates that are looked at first
+_NOT_YET, _SETTLED, _NEVER = range(3)
 
 
 @lru_cache
@@ -49,35 +50,35 @@ def settle_of(name: str, threads: int) -> Any:
 
     @cuda.jit(device=True)
     def try_with(need, index, row, limits, top, scale, low, high, marks, bounds, rows, shared, scratch64):
-        # Among the row's largest, `need` of them or a few more.
+        # Among the row's largest, `need` of them or a few more: whether it is settled, or may be with more.
         k, top_p, greedy = limits.k, limits.top_p, limits.greedy
         prefetched = maxima_of(row, 0)
         bound(marks.counts, np.int64(index) * BINS, need, shared)
         size, base = gather(row, prefetched, need, np.uint32(0), shared)
         if size < 0:
-            return False
+            return _NEVER
         cutoff, kept = scale.maximum, np.uint32(0)
         if not greedy:
             cutoff = max(np.float32(LOWEST), np.float32(min_p_cutoff(scale.maximum, limits.temperature, limits.min_p)))
             if k > 0 or top_p < np.float32(1.0):
                 kept, known = cut(row, size, base, top, k, top_p, bounds.joint, low, scale, shared, scratch64)
                 if not known:
-                    return False
+                    return _NOT_YET
                 cutoff = max(cutoff, value_of(kept))
             if k == 0 and cutoff < value_of(base):
-                return False  # more is kept than was gathered
+                return _NOT_YET  # more is kept than was gathered
         out = np.int64(index) * rows.capacity
         cuda.syncthreads()
         count, total, least, arg = finish_candidates(size, cutoff, scale, shared, scratch64, rows, out)
         if greedy:
             count, total, least = np.int32(1), np.int64(ONE), top
         elif count > rows.capacity:
-            return False
+            return _NEVER
         cut_last = low > 0 and not greedy and not (0 < k <= count or cutoff > value_of(kept))  # by top-p
         if cut_last and np.float64(total) < mass_limit(top_p, high):
-            return False
+            return _NEVER
         write(index, out, greedy, count, total, least, arg, scale.maximum, rows)
-        return True
+        return _SETTLED
 
     @cuda.jit(device=True)
     def settle(index, logits, marks, bounds, rows, whole, shared, scratch64):
@@ -100,14 +101,14 @@ def settle_of(name: str, threads: int) -> Any:
                 if low == 0:
                     return False
         looked_at = min(need, np.int32(_FEW)) if k == 0 and not greedy else need  # most supports are small
-        while not try_with(
-            looked_at, index, row, limits, top, scale, low, high, marks, bounds, rows, shared, scratch64
-        ):
-            if looked_at == need:
-                return False
-            looked_at = need
+        found = _NOT_YET
+        while found == _NOT_YET and looked_at <= need:
+            found = try_with(
+                looked_at, index, row, limits, top, scale, low, high, marks, bounds, rows, shared, scratch64
+            )
+            looked_at = need if looked_at < need else np.int32(need + 1)
             cuda.syncthreads()
-        return True
+        return found == _SETTLED
 
     return settle
 

@@ -9,7 +9,7 @@ import pytest
 import gpu
 from gpu.capture.device import allocate
 from gpu.support import device as support_device
-from gpu.support import estimate, pick, whole, window
+from gpu.support import estimate, pick, settle, whole, window
 from gpu.support.cutoffs import mass_limit
 from tests.backends import HOST, assert_same
 from tests.rounds import make_round
@@ -152,8 +152,11 @@ SIDE_BY_SIDE = (  # kind of row, temperature, top_k, top_p, min_p, whether it is
 )
 
 
-@pytest.mark.parametrize(("dtype", "order", "skew"), [("bfloat16", "top_k_first", 3), ("float32", "joint", 0)])
-def test_rows_are_settled_if_their_support_is_certain_and_small(dtype, order, skew):
+@pytest.mark.parametrize(
+    ("dtype", "order", "skew", "few"), [("bfloat16", "top_k_first", 3, 32), ("float32", "joint", 0, 4)]
+)
+def test_rows_are_settled_if_their_support_is_certain_and_small(dtype, order, skew, few):
+    """Among as many of their largest as are looked at; with `few`, most supports are found at the second look only."""
     size = 600
     kinds, *columns, first, joint = zip(*SIDE_BY_SIDE, strict=True)
     made = {"peaked": lambda i: peaked(size, i), "empty": lambda i: np.full(size, -np.inf, np.float32)}
@@ -161,7 +164,7 @@ def test_rows_are_settled_if_their_support_is_certain_and_small(dtype, order, sk
     x = np.stack([made[k](i) if k in made else landscape(k, size, rng) for i, k in enumerate(kinds)])
     types = np.float32, np.int32, np.float32, np.float32
     parameters = [np.array(values, kind) for values, kind in zip(columns, types, strict=True)]
-    with Paths(settles=True) as paths, mock.patch.object(pick, "_GUESS", 32):
+    with Paths(settles=True) as paths, mock.patch.object(pick, "_GUESS", 32), mock.patch.object(settle, "_FEW", few):
         Simulated(skew=skew, whole_rows=True).select_support(
             cast(x, dtype), *parameters, filter_order=order, capacity=size
         )
