@@ -270,9 +270,14 @@ class SpeculativePipeline:
             abort: End the requests that wait or run, instead of refusing.
 
         Raises:
-            InvalidRequest: Requests are waiting or running: their cached keys and values are of the old weights.
+            InvalidRequest: Requests are waiting or running: their cached keys and values are of the old weights. Not a
+                mapping.
             model_loaders.CheckpointError: A name or shape that the target doesn't have; nothing is changed then.
         """
+        if not isinstance(tensors, Mapping):
+            raise InvalidRequest(
+                f"tensors={type(tensors).__name__}, expected a mapping of names to tensors: pass model.state_dict()"
+            )
         requests = [*self.state.waiting, *self.state.running]
         if requests and not abort:
             raise InvalidRequest(

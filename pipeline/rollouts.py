@@ -116,8 +116,10 @@ class Rollouts(list[Rollout]):
         """Read back what `to_parquet` wrote, bit for bit.
 
         Raises:
-            ValueError: The file isn't one of these; a row's arrays don't line up (see `from_arrow`).
+            ValueError: The file isn't one of these; a row's arrays don't line up (see `from_arrow`); a folder.
         """
+        if os.path.isdir(path):
+            raise ValueError(f"path={os.fspath(path)!r}, expected a file: read those of a folder one by one")
         return cls.from_arrow(pq.read_table(path), os.fspath(path))
 
     def to_arrow(self) -> pa.Table:

@@ -133,6 +133,8 @@ def test_updated_weights():
         pipe.update_target_weights(new)
     with pytest.raises(CheckpointError, match="nonsense"):
         pipe.update_target_weights({"nonsense": new[head]}, abort=True)
+    with pytest.raises(InvalidRequest, match=r"^tensors=Tensor, expected a mapping of names to tensors: pass model"):
+        pipe.update_target_weights(new[head])
     pipe.update_target_weights(new, abort=True)
     aborted = list(pipe.stream())
     assert [(r.prompt_index, r.error) for r in aborted] == [(ticket, "aborted: the target's weights were updated")]

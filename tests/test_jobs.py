@@ -172,6 +172,13 @@ def test_a_damaged_folder_is_mended(tmp_path, prompts, damage):
 # --- refused --------------------------------------------------------------------------------------------------------
 
 
+def test_prompts_that_are_no_file_are_refused(tmp_path):
+    expected = r"^prompts=list, expected the path of a JSONL or Parquet file: a job goes on from it; "
+    with pytest.raises(InvalidRequest, match=expected):
+        Job(tmp_path / "job", ["The sky is"], PARAMS)
+    assert not (tmp_path / "job").exists()
+
+
 def test_a_changed_prompts_file_is_refused(tmp_path, prompts):
     run(tmp_path / "job", prompts)
     before = prompts.read_bytes()

@@ -92,6 +92,8 @@ def test_parquet_round_trip(tmp_path):
 
 def test_an_empty_set(tmp_path):
     assert Rollouts.from_parquet(Rollouts().to_parquet(tmp_path / "none.parquet")) == []
+    with pytest.raises(ValueError, match=r"expected a file: read those of a folder one by one$"):
+        Rollouts.from_parquet(tmp_path)
 
 
 def test_provenance_is_in_the_metadata(tmp_path):

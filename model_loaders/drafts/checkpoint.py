@@ -132,8 +132,8 @@ def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
         found = Path(snapshot_download(name, revision=revision, allow_patterns=["*.safetensors", "config.json"]))
     except Exception as error:
         raise CheckpointError(
-            f"draft={name!r}, revision={revision!r}: no such folder, and the hub gave no snapshot ({error}); "
-            "check the name, or download it and pass the folder"
+            f"draft={name!r}, revision={revision!r}: no such folder, and the hub gave no snapshot ({error}); check the "
+            "name ('demo', 'demo-dspark' and, for a pipeline, 'ngram' need no hub), or download it and pass the folder"
         ) from error
     return found, found.name
 

@@ -60,6 +60,11 @@ class Job:
     ) -> None:
         if type(shard_size) is not int or shard_size < 1:
             raise InvalidRequest(f"shard_size={shard_size!r}, expected an integer of at least 1")
+        if not isinstance(prompts, (str, os.PathLike)):
+            raise InvalidRequest(
+                f"prompts={type(prompts).__name__}, expected the path of a JSONL or Parquet file: a job goes on from "
+                "it; pipe.generate takes prompts as they are"
+            )
         self.prompts, self.params, self.shard_size = Path(prompts), params or SamplingParams(), shard_size
         self.folder = JobFolder(folder)
         self.manifest: Manifest | None = None
