@@ -1,6 +1,6 @@
 """How a compiled kernel is launched: by the driver, its arguments side by side in one block of memory.
 
-Numba's own way makes an object of each argument: a round's three launches take three times as long.
+Numba's own way makes an object of each argument: a round's launches take two to three times as long.
 """
 
 import struct

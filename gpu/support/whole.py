@@ -3,8 +3,9 @@
 Where the caller says that such rows may be there, the scan estimates what they weigh (gpu/support/estimate.py), and
 three more kernels run between it and the pick:
 
-0  settle   every row whose kept set is certain by that, and found among its largest: they are done
-1  weigh    mass, number, least and first of what is kept of each chunk, and of the row; for a row with top_p a tally of
+0  settle   every row whose kept set is certain by that, and found among its largest: they are done; the others that are
+            to be weighed are listed
+1  weigh    mass, number, least and first of what is kept of each piece, and of the row; for a row with top_p a tally of
             every other logit by its distance from the maximum, from which follows a window in the order of the keys
             that should hold the crossing
 2  narrow   of rows with a window: the mass and the number above it, and the elements in it

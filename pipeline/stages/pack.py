@@ -91,7 +91,7 @@ def _top(rows: BlockRows, b: int, length: int, most: int) -> tuple[np.ndarray, n
     assert rows.top_ids is not None
     assert rows.top_values is not None
     own = slice(rows.top_start[b], rows.top_start[b] + length)
-    # Copies: few of the block's rows are committed, and they are wide.
+    # Copies: contiguous, and the block's memory is used again.
     return rows.top_ids[own, :most].copy(), rows.top_values[own, :most].copy()
 
 
