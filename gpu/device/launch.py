@@ -46,7 +46,7 @@ class Kernel:
 
     def load(self) -> None:
         """Compile it and load it onto the current device now, rather than at its first launch."""
-        _ = self._compiled
+        _ = self._compiled if SIMULATED else self._launcher
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Run it on CuPy's current stream; array arguments as `pointer` gives them."""

@@ -57,6 +57,7 @@ class Launcher:
         self._rooms = threading.local()
         self._functions: dict[int, Any] = {}
         self._configured = lru_cache(64)(self._configure)  # bounded: grids differ with the batch
+        self._load(cupy.cuda.runtime.getDevice())  # one that was read from the disk isn't loaded yet
 
     def launch(self, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Queue it on CuPy's current stream. RuntimeError with the driver's reason if it refuses."""
