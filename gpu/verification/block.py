@@ -11,7 +11,7 @@ known before they wait themselves.
 An answer is an int32, 2 * what it gives + whether the row is kept: a token; BAD, where the row can't be used and is the
 last; WRONG, where its draft's law isn't one, which matters only if it is drawn from; LEFT, where the row carries no
 entries and the draw is left to whoever decides. It stands in `Verdicts.tokens` until the request is settled, the
-token's log-probability in `logprobs`.
+token's log-probability (NaN: none is kept) in `logprobs`.
 """
 
 from functools import lru_cache
@@ -133,9 +133,11 @@ def block_answer_of(name: str, proposal_name: str, threads: int) -> Any:
             keep_log_scale(rows, index, log)
             if good and i < drafts:
                 told.draft_logprobs[index] = log_probability_under(policy, x, log)
+            logprob = np.float32(np.nan)
             if kept and found < LEFT:
                 x = element(logits.words, np.int64(row_start(logits, index) + found))
-                verdicts.logprobs[index] = log_probability_under(policy, x, log)
+                logprob = np.float32(log_probability_under(policy, x, log))
+            verdicts.logprobs[index] = logprob
 
     return answer
 

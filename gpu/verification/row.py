@@ -6,8 +6,8 @@ What rows behind that one have drawn is in vain, and takes nobody's time.
 
 An answer is an int32: a kept draft's token; DRAWN + the token drawn in a draft's place or behind all drafts; BAD; or
 LEFT, where the draft isn't kept and the row carries no entries: to walk it in vain would take time. It stands in
-`Verdicts.tokens` until the request is settled, its token's log-probability in `logprobs`, and the row's LogScale in
-`Rows.log_scales`.
+`Verdicts.tokens` until the request is settled, its token's log-probability (NaN: no token yet) in `logprobs`, and the
+row's LogScale in `Rows.log_scales`.
 """
 
 from functools import lru_cache
@@ -119,9 +119,11 @@ def answer_of(name: str, proposal_name: str | None, threads: int) -> Any:
         if cuda.threadIdx.x == 0:
             verdicts.tokens[index] = found
             keep_log_scale(rows, index, scale)
+            logprob = np.float32(np.nan)
             if found >= 0:
                 x = element(logits.words, np.int64(row_start(logits, index) + (found & np.int32(DRAWN - 1))))
-                verdicts.logprobs[index] = log_probability_under(policy, x, scale)
+                logprob = np.float32(log_probability_under(policy, x, scale))
+            verdicts.logprobs[index] = logprob
 
     return answer
 
