@@ -67,7 +67,8 @@ def test_what_the_figures_are_held_against():
     arms["dspark, off, T=1, batch 8"] = {}  # failed
     peers = {"ordinary, batch 8": [150.0], "dflash, batch 8": [300.0], f"{EAGER}, batch 8": [10.0]}
     peers[f"{COMPILED}, batch 8"] = [40.0, 60.0]
-    found = ratios({"arms": arms, "peers": peers, "masks_on_over_off": {"dflash": {"ratio": 0.9995}}})
+    others = {"unbounded_over_bounded": {"dflash": {"ratio": 0.998}}}
+    found = ratios({"arms": arms, "peers": peers, "masks_on_over_off": {"dflash": {"ratio": 0.9995}}} | others)
     assert found == {
         "dflash over ordinary, off, T=1, batch 8": 2.4,
         "ordinary over generate": 15.0,
@@ -78,6 +79,7 @@ def test_what_the_figures_are_held_against():
         "dflash over the best mode of generate": 6.0,
         "dflash over ordinary, as transformers": 2.0,
         "masks on over off, dflash": 0.9995,
+        "masks of top_p alone over bounded ones, dflash": 0.998,
     }
 
 
@@ -92,7 +94,7 @@ def command(folder, *more):
         *("--device", "cpu", "--target", str(pipes.target_folder()), "--results", str(folder), "--batches", "2"),
         *("--draft", f"own={pipes.draft_folder()}", "--settings", "off", "top-K 32", "--tokens", "5", "--repeats", "1"),
         *("--peer-batch", "2", "--peer-tokens", "2", "--on-off-rounds", "1", "--on-off-batch", "2"),
-        *("--on-off-tokens", "5", "--soak", "256", *more),
+        *("--on-off-tokens", "5", "--unbounded-rounds", "1", "--soak", "256", *more),
     ]
 
 
@@ -105,7 +107,9 @@ def test_the_whole_command_and_a_part_that_fails(tmp_path, monkeypatch):
     assert {name: len(sha256) for name, sha256 in figures["drafts"].items()} == {"own": 64}
     assert len(figures["arms"]) == 2 * (2 + 2)
     assert all(arm["tokens_a_round"] >= 1 and arm["ms_a_round"] > 0 for arm in figures["arms"].values())
-    assert set(figures["masks_on_over_off"]) == {"ordinary", "own"}
+    for comparison in ("masks_on_over_off", "unbounded_over_bounded"):
+        assert set(figures[comparison]) == {"ordinary", "own"}
+    assert 1 <= figures["unbounded_over_bounded"]["own"]["support_mean"] <= pipes.target().vocab_size
     assert figures["soak"] == {"method": "own", "tokens": 256, "requested": 256, "masks": 256, **RIGHT}
     assert {"ordinary over generate", "own over ordinary, as transformers"} <= set(figures["ratios"])
     file = tmp_path / "README.md"

@@ -3,8 +3,8 @@
     python -m benchmarks.engine [--target demo] [--draft demo [NAME=FOLDER ...]] [--prompts FILE ...]
                                 [--batches 8 32 1] [--tokens 256] [--temperatures 1 0] [--settings ...] [--repeats 3]
                                 [--compile] [--proposal auto] [--peer-batch 8] [--peer-tokens 32]
-                                [--no-compiled-peer] [--on-off-rounds 6] [--soak 98304] [--seconds 240]
-                                [--results FOLDER] [--device cuda]
+                                [--no-compiled-peer] [--on-off-rounds 6] [--unbounded-rounds 6] [--soak 98304]
+                                [--seconds 240] [--results FOLDER] [--device cuda]
     python -m benchmarks.engine --table [--into FILE]
 
 Settings of an arm: "off": top-k 64 and top-p 0.95, nothing recorded; "top-K 32" and "top-K 128": supports of that many
@@ -21,9 +21,10 @@ its graphs' included. "gpu_busy" is the share of the later half of a profiled ru
 copy, "in_rounds" that in which it was between the begin and the end of a graph, by events.
 
 Then transformers' generate (greedy, the same prompts); masks on against off: batch 32, 512 tokens, alternating runs;
-and 98,304 tokens, every second request recorded: each mask there, in its place, with its token in it. What fails is
-noted with its error and the rest goes on; nothing new begins after `--seconds`, and what was left out is listed. The
-results are written after every part.
+masks of top-p 0.95 alone against those with a top_k of 1,024 beside it, the same way, at temperature 0.7; and 98,304
+tokens, every second request recorded: each mask there, in its place, with its token in it. What fails is noted with its
+error and the rest goes on; nothing new begins after `--seconds`, and what was left out is listed. The results are
+written after every part.
 
 transformers' own DFlash generate has no arm: the versions that have it (5.17 to 5.24) know one architecture of
 assistants, which belongs to another target.

@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peer-tokens", type=int, default=256)
     parser.add_argument("--compiled-peer", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--on-off-rounds", type=int, default=6, help="0: none")
+    parser.add_argument("--unbounded-rounds", type=int, default=6, help="masks of top_p alone; 0: none")
     parser.add_argument("--on-off-batch", type=int, default=32)
     parser.add_argument("--on-off-tokens", type=int, default=512)
     parser.add_argument("--soak", type=int, default=98304, help="tokens; 0: none")

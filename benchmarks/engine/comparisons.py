@@ -25,20 +25,54 @@ def on_over_off(
     """Tokens a second with masks and without, sampled with the same parameters, in alternating runs."""
     off = SamplingParams(temperature=1.0, max_new_tokens=tokens, ignore_eos=True, **SETTINGS["off"])
     on = dataclasses.replace(off, return_sampling_mask=True, sampling_logprobs="support")
-    options = {"max_batch": batch, "max_length": 1024, "engine": ENGINES[target.device.type]} | options
-    pipe = SpeculativePipeline(target, draft, **options)
-    prompts = prompts_for(target, batch)
-    arms = Arm(pipe, prompts, off), Arm(pipe, prompts, on)
+    pipe = _pipe(target, draft, batch, options)
+    off_arm, on_arm = _alternate(pipe, prompts_for(target, batch), (off, on), rounds)
+    return _compared(on_arm, off_arm, "on", "off")
+
+
+def unbounded_over_bounded(
+    target: Target, draft: Any, rounds: int, *, batch: int = 32, tokens: int = 512, **options: Any
+) -> dict[str, Any]:
+    """Tokens a second with masks of top-p alone, and with a top_k of 1,024 beside it, in alternating runs.
+
+    At a temperature of 0.7, where supports are small.
+    """
+    bounded = SamplingParams(temperature=0.7, max_new_tokens=tokens, ignore_eos=True, **SETTINGS["filtered"])
+    unbounded = dataclasses.replace(bounded, top_k=None)
+    # Whatever the supports are: none overflows.
+    options = options | {"allow_unbounded_support": True, "max_support": target.vocab_size}
+    pipe = _pipe(target, draft, batch, options)
+    bounded_arm, unbounded_arm = _alternate(pipe, prompts_for(target, batch), (bounded, unbounded), rounds)
+    rollouts = pipe.generate(prompts_for(target, batch), dataclasses.replace(unbounded, seed=0))
+    sizes = np.concatenate([rollout.sampling_mask.sizes for rollout in rollouts])
+    found = _compared(unbounded_arm, bounded_arm, "unbounded", "bounded")
+    return found | {"support_mean": float(sizes.mean()), "support_most": int(sizes.max())}
+
+
+def _pipe(target: Target, draft: Any, batch: int, options: Mapping[str, Any]) -> SpeculativePipeline:
+    own = {"max_batch": batch, "max_length": 1024, "engine": ENGINES[target.device.type]}
+    return SpeculativePipeline(target, draft, **(own | dict(options)))
+
+
+def _alternate(
+    pipe: SpeculativePipeline, prompts: list[Any], params: tuple[SamplingParams, SamplingParams], rounds: int
+) -> tuple[Arm, Arm]:
+    """An arm each, run in turn, the first and the second going first in turn."""
+    arms = Arm(pipe, prompts, params[0]), Arm(pipe, prompts, params[1])
     for arm in arms:
         arm.warm_up()
     for i in range(rounds):
         for arm in arms if i % 2 else reversed(arms):
             arm.run()
+    return arms
+
+
+def _compared(over: Arm, under: Arm, over_name: str, under_name: str) -> dict[str, Any]:
     return {
-        "ratio": arms[1].rate / arms[0].rate,
-        "ratio_of_rounds": arms[0].figures()["ms_a_round"] / arms[1].figures()["ms_a_round"],
-        "off": arms[0].figures(),
-        "on": arms[1].figures(),
+        "ratio": over.rate / under.rate,
+        "ratio_of_rounds": under.figures()["ms_a_round"] / over.figures()["ms_a_round"],
+        under_name: under.figures(),
+        over_name: over.figures(),
     }
 
 
@@ -106,4 +140,6 @@ def ratios(figures: Mapping[str, Any]) -> dict[str, float]:
             found[f"{method} over {ORDINARY}, as transformers"] = peers[method] / peers[ORDINARY]
     for method, one in figures["masks_on_over_off"].items():
         found[f"masks on over off, {method}"] = one["ratio"]
+    for method, one in figures["unbounded_over_bounded"].items():
+        found[f"masks of top_p alone over bounded ones, {method}"] = one["ratio"]
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.arms import ENGINES, Arm, HeldMemory
-from benchmarks.engine.comparisons import on_over_off, ratios, soak
+from benchmarks.engine.comparisons import on_over_off, ratios, soak, unbounded_over_bounded
 from benchmarks.engine.peers import COMPILED, EAGER, STATIC, Peer
 from benchmarks.engine.plan import BRIEF, ORDINARY, Case, asked_for, cases
 from benchmarks.report import write
@@ -34,7 +34,8 @@ class Measurement:
             "target": options.target, "drafts": {}, "tokens": options.tokens, "peer_tokens": options.peer_tokens,
             "temperatures": options.temperatures, "proposal": options.proposal, "compile": options.compile,
             "prompts": [path.stem for path in options.prompts] or "the demo's questions, EOS ignored",
-            "arms": {}, "peak_gb": {}, "peers": {}, "masks_on_over_off": {}, "soak": {}, "ratios": {},
+            "arms": {}, "peak_gb": {}, "peers": {}, "masks_on_over_off": {},
+            "unbounded_over_bounded": {}, "soak": {}, "ratios": {},
             "errors": {}, "not_run": [], "seconds": {},
         }  # fmt: skip
         self.drafts: dict[str, Any] = {ORDINARY: None}
@@ -61,6 +62,9 @@ class Measurement:
                 self._part(mode, lambda mode=mode: self._peer(mode), PROFILING_SECONDS)
         for method in self.drafts if options.on_off_rounds else ():
             self._part(f"masks on and off, {method}", lambda method=method: self._on_off(method), PROFILING_SECONDS)
+        for method in self.drafts if options.unbounded_rounds else ():
+            name = f"masks of top_p alone, {method}"
+            self._part(name, lambda method=method: self._unbounded(method), PROFILING_SECONDS)
         if options.soak:
             self._part("soak", self._soak, PROFILING_SECONDS)
         if options.peer_batch and options.compiled_peer:
@@ -186,13 +190,21 @@ class Measurement:
         self.figures["peers"][f"{mode}, batch {options.peer_batch}"] = rates
         print(f"{mode}, batch {options.peer_batch}: {statistics.median(rates):.1f} tokens/s", flush=True)
 
-    def _on_off(self, method: str) -> None:
-        draft, rounds = self.drafts[method], self.options.on_off_rounds
-        sizes = {"batch": self.options.on_off_batch, "tokens": self.options.on_off_tokens}
+    def _compared(self, comparison: Callable[..., dict[str, Any]], method: str, rounds: int) -> dict[str, Any]:
+        draft, sizes = self.drafts[method], {"batch": self.options.on_off_batch, "tokens": self.options.on_off_tokens}
         others = {k: v for k, v in self._options(sizes["batch"], draft).items() if k != "max_batch"}
-        found = on_over_off(self.target, draft, rounds, **sizes, **others)
+        return comparison(self.target, draft, rounds, **sizes, **others)
+
+    def _on_off(self, method: str) -> None:
+        found = self._compared(on_over_off, method, self.options.on_off_rounds)
         self.figures["masks_on_over_off"][method] = found
         print(f"masks on over off, {method}: {found['ratio']:.4f}, by rounds {found['ratio_of_rounds']:.4f}")
+
+    def _unbounded(self, method: str) -> None:
+        found = self._compared(unbounded_over_bounded, method, self.options.unbounded_rounds)
+        self.figures["unbounded_over_bounded"][method] = found
+        by_rounds = found["ratio_of_rounds"]
+        print(f"masks of top_p alone over bounded ones, {method}: {found['ratio']:.4f}, by rounds {by_rounds:.4f}")
 
     def _soak(self) -> None:
         method, draft = list(self.drafts.items())[-1]

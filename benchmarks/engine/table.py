@@ -62,6 +62,12 @@ def _beside(figures: dict[str, Any]) -> list[str]:
             for method, one in figures["masks_on_over_off"].items()
         ]
         lines.append(f"- Masks on over off in tokens/s, batch 32, 512 tokens: {'; '.join(found)}.")
+    if figures["unbounded_over_bounded"]:
+        found = [
+            f"{method} {one['ratio']:.4f} ({one['ratio_of_rounds']:.4f}; supports of {one['support_mean']:.0f})"
+            for method, one in figures["unbounded_over_bounded"].items()
+        ]
+        lines.append(f"- The same of masks of top_p alone over those with a top_k of 1,024, T=0.7: {'; '.join(found)}.")
     if figures["soak"]:
         counts = ", ".join(f"{count:,} {name}" for name, count in figures["soak"].items() if name != "method")
         lines.append(f"- Soak, {figures['soak']['method']}: {counts}.")
