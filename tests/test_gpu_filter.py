@@ -118,6 +118,19 @@ def test_full_size_vocabularies(backend, size, dtype, order):
     assert_matches_oracle(logits, arguments, order, support)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 300.0, 2000.0])
+def test_logits_of_any_size(backend, scale, dtype):
+    """Candidates are found in bins that are fine where logits lie as a rule, and coarse elsewhere."""
+    x = landscape("normal", 40000, np.random.default_rng(3)) * np.float32(scale)
+    logits = np.stack([cast(row, dtype) for row in (x, -np.abs(x), np.float32(scale) * 10 + x)])
+    arguments = [np.full(3, value, kind) for value, kind in ((scale, np.float32), (64, np.int32), (0.9, np.float32))]
+    arguments.append(np.zeros(3, np.float32))
+    support = backend.select_support(logits, *arguments, filter_order="top_k_first", capacity=200)
+    assert_matches_oracle(logits, arguments, "top_k_first", support)
+    assert (support.status == OK).all()
+
+
 def test_the_orders_differ(backend):
     probs = [0.35, 0.25, 0.20, 0.05, 0.03] + [0.012] * 10
     assert kept(select(backend, log(probs), top_k=4, top_p=0.82, order="joint")) == [0, 1, 2, 3]

@@ -76,14 +76,14 @@ SPILLED = {
     "pick_whole": 416,
     "round_whole": 400,
     "draw_whole": 56,
-    "settle": 580,
+    "settle": 740,
     "spread": 150,
     "scan_and_pick": 160,
-    "scan_and_settle": 620,
-    "scan_and_round": 100,
+    "scan_and_settle": 890,
+    "scan_and_round": 160,
     # Where a rejected draft's law is taken from its policy, which reads two rows.
     "verify_by_logits": 400,
-    "round_by_logits": 600,
+    "round_by_logits": 630,
 }  # bytes of stores and loads at the registers that the kernel allows itself
 
 

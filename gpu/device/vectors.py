@@ -13,8 +13,6 @@ from numba import cuda
 
 from gpu.device.instructions import float_to_half, half_to_float, max_bfloat16x2, max_float16x2, max_float32
 
-BINS = 2048  # of a key's upper 11 bits
-
 
 class Format(NamedTuple):
     """How a kernel reads logits of one dtype."""
@@ -94,19 +92,20 @@ def halves_reaching(word, least):
 
 
 @cuda.jit(device=True)
-def halves_equal(word, other):
-    """Bits 15 and 31: whether each half of a word equals that of `other`."""
-    differ = np.uint32(word ^ other)
-    differ = np.uint32(np.uint32((differ & np.uint32(0x7FFF7FFF)) + np.uint32(0x7FFF7FFF)) | differ)
-    return np.uint32(~differ & np.uint32(0x80008000))
-
-
-@cuda.jit(device=True)
 def interleave(even, odd):
     """Eight bits from two times four: even ones first."""
     even, odd = np.uint32((even | (even << 2)) & 0x33), np.uint32((odd | (odd << 2)) & 0x33)
     even, odd = np.uint32((even | (even << 1)) & 0x55), np.uint32((odd | (odd << 1)) & 0x55)
     return np.int32(even | (odd << 1))
+
+
+@cuda.jit(device=True)
+def interleave_halves(planes):
+    """A word whose bits are those of its two halves in turn, from the low one's first on."""
+    for shift, mask in ((8, 0x0000FF00), (4, 0x00F000F0), (2, 0x0C0C0C0C), (1, 0x22222222)):
+        swapped = np.uint32((planes ^ (planes >> np.uint32(shift))) & np.uint32(mask))
+        planes = np.uint32(planes ^ swapped ^ (swapped << np.uint32(shift)))
+    return planes
 
 
 @cuda.jit(device=True)

@@ -9,7 +9,7 @@ from gpu.arrays import Array
 from gpu.device.block import WARP
 from gpu.device.launch import pointer, resident_blocks
 from gpu.device.memory import DeviceLogits, check_device, device_logits, empty, zeros
-from gpu.device.vectors import BINS
+from gpu.support.bins import BINS
 from gpu.support.limits import Filter
 from gpu.support.marks import Marks, marks_argument
 from gpu.support.narrow import narrow_kernel
@@ -21,6 +21,7 @@ from gpu.support.scan import LOADS, scan_kernel
 from gpu.support.settle import settle_kernel
 from gpu.support.weigh import weigh_kernel
 from gpu.support.whole import PARTS, SUMS, Whole, room_for, whole_argument
+from gpu.support.window import TALLIED
 
 _CHUNKS_A_PIECE = 4
 
@@ -66,7 +67,7 @@ def _allocate(
             no_min_p=zeros((num_rows,), np.float32),
             parts=empty((num_rows, chunks, PARTS), np.int64),
             sums=zeros((num_rows, SUMS), np.int64),
-            tally=zeros((num_rows, BINS), np.int32),
+            tally=zeros((num_rows, TALLIED), np.int32),
             inside=empty((num_rows, 2, room_for(vocabulary)), np.int32),
             listed=zeros((num_rows + 1,), np.int32),
             estimates=empty((num_rows, chunks), np.float32),

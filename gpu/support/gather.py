@@ -1,6 +1,7 @@
 """From stored maxima to candidates in shared memory: every element whose key reaches a bound, in ascending id.
 
-The bound is the key of the need-th largest granule maximum, cut: at least `need` elements reach it, rarely many more.
+The bound is the least key of the bin of the need-th largest granule maximum: at least `need` elements reach it, rarely
+many more.
 """
 
 from functools import lru_cache
@@ -9,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda
 
-from gpu.device.block import FULL, WARP, block_of, warp_prefix32
+from gpu.device.block import WARP, block_of, warp_prefix32
 from gpu.device.instructions import load_kept
-from gpu.device.rows import stored_maximum
-from gpu.device.vectors import BINS, format_of, halves_equal, halves_reaching, interleave
+from gpu.device.vectors import format_of, halves_reaching, interleave_halves
+from gpu.support.bins import BINS, bins_of
 
 CANDIDATES = 3456  # that fit in shared memory
 LISTED = 4096  # granules that can be read again for them
@@ -20,15 +21,17 @@ KEYS, IDS, WORK = 0, CANDIDATES, 2 * CANDIDATES  # where they lie in the shared 
 BOX = WORK + LISTED  # a few words that one thread leaves for all
 SCRATCHES = BOX + 8  # of the block-wide operations, a word for each of 32 warps
 SHARED = SCRATCHES + 4 * WARP
+_FINE = 128  # parts that a bin is divided in, where it holds too many
 
 
 class Gather(NamedTuple):
     """The steps, for one dtype and block size."""
 
-    maxima: Any  # (row, begin) -> this thread's stored maxima, from granule `begin` on
-    bound: Any  # (counts, at, need, shared): box = bin, granules that reach it, granules above it
+    maxima: Any  # (row, begin) -> this thread's stored maxima, 32 from granule `begin` on
+    first_counts: Any  # (counts, at) -> of this thread's uppermost four bins
+    bound: Any  # (counts, at, first_counts, need, shared): box = bin, granules that reach it, granules above it
     clear: Any  # (counts, at): zero again
-    refine: Any  # (row, maxima, need, shared): from the box, the bound's 16 bits; box 1: granules that reach it
+    refine: Any  # (row, need, shared): from the box, a bound within the bin; box 1: granules that reach it
     list_granules: Any  # (row, maxima, bound, shared) -> how many; ascending, to the work area
     take: Any  # (row, num_listed, base, shared) -> how many elements have key >= base; the first CANDIDATES stored
 
@@ -37,15 +40,10 @@ class Gather(NamedTuple):
 def gather_of(name: str, threads: int) -> Gather:
     """The steps for logits of this dtype."""
     form, block = format_of(name), block_of(threads)
-    lanes, rank_of, reaching_of = form.lanes, form.rank, form.reaching
-    prefix32, offset32 = block.prefix32, block.offset32
-    per_thread = BINS // threads
-    sweep = 8 * WARP  # granules of a warp at a time: four times over, then the next warp's
-    batch = 4 * 8 * threads
-
-    @cuda.jit(device=True)
-    def first_granule(begin):
-        return np.int32(begin + (cuda.threadIdx.x // WARP) * (4 * sweep) + 8 * cuda.laneid)
+    octave, _, least_of = bins_of(name)
+    lanes, rank_of, reaching_of, prefix32 = form.lanes, form.rank, form.reaching, block.prefix32
+    per_thread, to_part = max(BINS // threads, 4), max(octave - 7, 0)
+    batch = 32 * threads
 
     @cuda.jit(device=True)
     def eight(row, granule):
@@ -56,22 +54,33 @@ def gather_of(name: str, threads: int) -> Gather:
 
     @cuda.jit(device=True)
     def maxima(row, begin):
-        first = first_granule(begin)
+        first = np.int32(begin + 32 * cuda.threadIdx.x)
         return (
             eight(row, first),
-            eight(row, np.int32(first + sweep)),
-            eight(row, np.int32(first + 2 * sweep)),
-            eight(row, np.int32(first + 3 * sweep)),
+            eight(row, np.int32(first + 8)),
+            eight(row, np.int32(first + 16)),
+            eight(row, np.int32(first + 24)),
         )
 
     @cuda.jit(device=True)
-    def bound(counts, at, need, shared):
-        top = np.int32(BINS - 1 - per_thread * cuda.threadIdx.x)
-        own = np.int32(0)
-        for i in range(per_thread):
-            count = np.int32(counts[at + top - i])
-            shared[np.uint32(WORK + top - i)] = count  # nearer, for the search below
-            own = np.int32(own + count)
+    def first_counts(counts, at):
+        top = np.int32(BINS - per_thread * cuda.threadIdx.x)
+        if top > 0:
+            return load_kept(counts, np.int64((at + top - 4) >> 2))
+        return np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0)
+
+    @cuda.jit(device=True)
+    def bound(counts, at, first, need, shared):
+        top, own = np.int32(BINS - 1 - per_thread * cuda.threadIdx.x), np.int32(0)
+        if top > 0:
+            d, c, b, a = np.int32(first[0]), np.int32(first[1]), np.int32(first[2]), np.int32(first[3])
+            shared[np.uint32(WORK + top)], shared[np.uint32(WORK + top - 1)] = a, b
+            shared[np.uint32(WORK + top - 2)], shared[np.uint32(WORK + top - 3)] = c, d
+            own = np.int32(a + b + c + d)
+            for i in range(4, per_thread):
+                count = np.int32(counts[at + top - i])
+                shared[np.uint32(WORK + top - i)] = count  # nearer, for the search below
+                own = np.int32(own + count)
         before, total = prefix32(own, shared[SCRATCHES:])
         if before < need <= before + own:
             slot = top
@@ -88,14 +97,13 @@ def gather_of(name: str, threads: int) -> Gather:
 
     @cuda.jit(device=True)
     def clear(counts, at):
-        top = np.int32(BINS - 1 - per_thread * cuda.threadIdx.x)
-        for i in range(per_thread):
-            counts[at + top - i] = 0
-
-    # A thread's 32 stored maxima as bits: word j of sweep i, half h, at 16*h + 4*i + j.
+        for i in range(cuda.threadIdx.x, BINS, threads):
+            counts[at + i] = 0
 
     @cuda.jit(device=True)
     def reaching(words, least):
+        # Of a thread's 32 stored maxima: granule 2 * i at bit i, its neighbour at bit 16 + i.
+        least = np.uint32(least | (least << np.uint32(16)))
         mask = np.uint32(0)
         for four in words:
             for word in four:
@@ -103,36 +111,30 @@ def gather_of(name: str, threads: int) -> Gather:
         return mask
 
     @cuda.jit(device=True)
-    def in_bin(words, slot):
-        mask = np.uint32(0)
-        for four in words:
-            for word in four:
-                mask = np.uint32((mask >> np.uint32(1)) | halves_equal(word & np.uint32(0xFFE0FFE0), slot))
-        return mask
-
-    @cuda.jit(device=True)
-    def refine(row, prefetched, need, shared):
-        slot, above = np.uint32(shared[BOX] << 5), np.int32(shared[BOX + 2])
-        if cuda.threadIdx.x < WARP:
-            shared[np.uint32(WORK + cuda.threadIdx.x)] = 0
+    def refine(row, need, shared):
+        slot, above = np.int32(shared[BOX]), np.int32(shared[BOX + 2])
+        low, beyond = max(least_of(slot), np.uint32(1)), least_of(np.int32(slot + 1))  # 0 lies beyond the row
+        for i in range(cuda.threadIdx.x, _FINE, threads):
+            shared[np.uint32(WORK + i)] = 0
         cuda.syncthreads()
-        for begin in range(0, row.num_granules, batch):
-            words = prefetched if begin == 0 else maxima(row, begin)
-            first = first_granule(begin)
-            mask = in_bin(words, np.uint32(slot | (slot << np.uint32(16))))
-            while mask != 0:
-                bit = np.int32(cuda.ffs(np.int32(mask)) - 1)
-                mask = np.uint32(mask & np.uint32(mask - np.uint32(1)))
-                granule = np.int32(first + ((bit >> 2) & 3) * sweep + ((bit & 3) << 1) + (bit >> 4))
-                if granule < row.num_granules:
-                    cuda.atomic.add(shared, np.uint32(WORK + (stored_maximum(row, granule) & np.uint32(31))), 1)
+        for granule in range(8 * cuda.threadIdx.x, row.num_granules, 8 * threads):
+            for word in eight(row, np.int32(granule)):
+                for half in (np.uint32(word & np.uint32(0xFFFF)), np.uint32(word >> np.uint32(16))):
+                    if low <= half < beyond:
+                        cuda.atomic.add(shared, np.uint32(WORK + (np.uint32(half - low) >> np.uint32(to_part))), 1)
         cuda.syncthreads()
         if cuda.threadIdx.x < WARP:
-            fine = np.int32(31 - cuda.threadIdx.x)
-            own = np.int32(shared[np.uint32(WORK + fine)])
-            through = np.int32(warp_prefix32(own) + above)
-            if through - own < need <= through:
-                shared[BOX], shared[BOX + 1] = np.int32(np.int32(slot) + fine), through
+            part = np.int32(_FINE - 1 - 4 * cuda.threadIdx.x)
+            own = np.int32(0)
+            for i in range(4):
+                own = np.int32(own + shared[np.uint32(WORK + part - i)])
+            through = np.int32(warp_prefix32(own) + above - own)
+            if through < need <= through + own:
+                through = np.int32(through + shared[np.uint32(WORK + part)])
+                while through < need:
+                    part = np.int32(part - 1)
+                    through = np.int32(through + shared[np.uint32(WORK + part)])
+                shared[BOX], shared[BOX + 1] = np.int32(np.int32(low) + (part << to_part)), through
         cuda.syncthreads()
 
     @cuda.jit(device=True)
@@ -147,27 +149,9 @@ def gather_of(name: str, threads: int) -> Gather:
         listed = np.int32(0)
         for begin in range(0, row.num_granules, batch):
             words = prefetched if begin == 0 else maxima(row, begin)
-            first = first_granule(begin)
-            mask = reaching(words, np.uint32(least | (least << np.uint32(16))))
-            m0 = interleave(mask & np.uint32(15), (mask >> np.uint32(16)) & np.uint32(15))
-            m1 = interleave((mask >> np.uint32(4)) & np.uint32(15), (mask >> np.uint32(20)) & np.uint32(15))
-            m2 = interleave((mask >> np.uint32(8)) & np.uint32(15), (mask >> np.uint32(24)) & np.uint32(15))
-            m3 = interleave((mask >> np.uint32(12)) & np.uint32(15), mask >> np.uint32(28))
-            # Two counts a word: a warp's sweep has at most 256.
-            own01 = np.int32(cuda.popc(m0) | (cuda.popc(m1) << 16))
-            own23 = np.int32(cuda.popc(m2) | (cuda.popc(m3) << 16))
-            through01, through23 = warp_prefix32(own01), warp_prefix32(own23)
-            all01 = cuda.shfl_sync(FULL, through01, WARP - 1)
-            all23 = cuda.shfl_sync(FULL, through23, WARP - 1)
-            n0, n1, n2 = np.int32(all01 & 0xFFFF), np.int32(all01 >> 16), np.int32(all23 & 0xFFFF)
-            at, total = offset32(np.int32(n0 + n1 + n2 + (all23 >> 16)), shared[SCRATCHES:])
-            at = np.int32(at + listed)
-            before01, before23 = np.int32(through01 - own01), np.int32(through23 - own23)
-            write_list(m0, first, np.int32(at + (before01 & 0xFFFF)), shared)
-            write_list(m1, np.int32(first + sweep), np.int32(at + n0 + (before01 >> 16)), shared)
-            at = np.int32(at + n0 + n1)
-            write_list(m2, np.int32(first + 2 * sweep), np.int32(at + (before23 & 0xFFFF)), shared)
-            write_list(m3, np.int32(first + 3 * sweep), np.int32(at + n2 + (before23 >> 16)), shared)
+            mask = np.int32(interleave_halves(reaching(words, least)))
+            before, total = prefix32(np.int32(cuda.popc(mask)), shared[SCRATCHES:])
+            write_list(mask, np.int32(begin + 32 * cuda.threadIdx.x), np.int32(listed + before), shared)
             listed = np.int32(listed + total)
             cuda.syncthreads()
         return listed
@@ -194,26 +178,48 @@ def gather_of(name: str, threads: int) -> Gather:
         return at
 
     @cuda.jit(device=True)
-    def take(row, num_listed, base, shared):
+    def take_few(row, num_listed, base, shared):
+        # A thread takes a granule.
+        i, zero, first, m0, m1 = np.int32(cuda.threadIdx.x), np.uint32(0), np.int32(0), np.int32(0), np.int32(0)
+        a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+        if i < num_listed:
+            granule = np.int32(shared[np.uint32(WORK + i)])
+            vector = np.int64(row.first_vector + 2 * granule)
+            a0, a1, a2, a3 = load_kept(row.words, vector)
+            b0, b1, b2, b3 = load_kept(row.words, np.int64(vector + 1))
+            first = np.int32(2 * granule * lanes - row.head)
+            m0 = elements(a0, a1, a2, a3, first, row.vocabulary, base)
+            m1 = elements(b0, b1, b2, b3, np.int32(first + lanes), row.vocabulary, base)
+        at, size = prefix32(np.int32(cuda.popc(m0) + cuda.popc(m1)), shared[SCRATCHES + WARP :])
+        at = put(a0, a1, a2, a3, m0, first, at, shared)
+        put(b0, b1, b2, b3, m1, np.int32(first + lanes), at, shared)
+        cuda.syncthreads()
+        return size
+
+    @cuda.jit(device=True)
+    def take_many(row, num_listed, base, shared):
         # A thread takes two listed granules, four vectors, at a time.
-        size = np.int32(0)
+        size, zero = np.int32(0), np.uint32(0)
         for begin in range(0, num_listed, 2 * threads):
             i = np.int32(begin + 2 * cuda.threadIdx.x)
-            g0 = np.int32(shared[np.uint32(WORK + min(i, np.int32(num_listed - 1)))])
-            g1 = np.int32(shared[np.uint32(WORK + min(np.int32(i + 1), np.int32(num_listed - 1)))])
-            v0, v1 = np.int64(row.first_vector + 2 * g0), np.int64(row.first_vector + 2 * g1)
-            a0, a1, a2, a3 = load_kept(row.words, v0)
-            b0, b1, b2, b3 = load_kept(row.words, np.int64(v0 + 1))
-            c0, c1, c2, c3 = load_kept(row.words, v1)
-            d0, d1, d2, d3 = load_kept(row.words, np.int64(v1 + 1))
-            g0, g1 = np.int32(2 * g0 * lanes - row.head), np.int32(2 * g1 * lanes - row.head)
+            a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+            c0, c1, c2, c3, d0, d1, d2, d3 = zero, zero, zero, zero, zero, zero, zero, zero
+            g0, g1 = np.int32(0), np.int32(0)
             m0, m1, m2, m3 = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
             if i < num_listed:
+                g0 = np.int32(shared[np.uint32(WORK + i)])
+                g1 = np.int32(shared[np.uint32(WORK + min(np.int32(i + 1), np.int32(num_listed - 1)))])
+                v0, v1 = np.int64(row.first_vector + 2 * g0), np.int64(row.first_vector + 2 * g1)
+                a0, a1, a2, a3 = load_kept(row.words, v0)
+                b0, b1, b2, b3 = load_kept(row.words, np.int64(v0 + 1))
+                c0, c1, c2, c3 = load_kept(row.words, v1)
+                d0, d1, d2, d3 = load_kept(row.words, np.int64(v1 + 1))
+                g0, g1 = np.int32(2 * g0 * lanes - row.head), np.int32(2 * g1 * lanes - row.head)
                 m0 = elements(a0, a1, a2, a3, g0, row.vocabulary, base)
                 m1 = elements(b0, b1, b2, b3, np.int32(g0 + lanes), row.vocabulary, base)
-            if i + 1 < num_listed:
-                m2 = elements(c0, c1, c2, c3, g1, row.vocabulary, base)
-                m3 = elements(d0, d1, d2, d3, np.int32(g1 + lanes), row.vocabulary, base)
+                if i + 1 < num_listed:
+                    m2 = elements(c0, c1, c2, c3, g1, row.vocabulary, base)
+                    m3 = elements(d0, d1, d2, d3, np.int32(g1 + lanes), row.vocabulary, base)
             own = np.int32(cuda.popc(m0) + cuda.popc(m1) + cuda.popc(m2) + cuda.popc(m3))
             before, total = prefix32(own, shared[SCRATCHES + WARP :])
             at = np.int32(size + before)
@@ -225,4 +231,10 @@ def gather_of(name: str, threads: int) -> Gather:
             cuda.syncthreads()
         return size
 
-    return Gather(maxima, bound, clear, refine, list_granules, take)
+    @cuda.jit(device=True)
+    def take(row, num_listed, base, shared):
+        if num_listed <= threads:
+            return take_few(row, num_listed, base, shared)
+        return take_many(row, num_listed, base, shared)
+
+    return Gather(maxima, first_counts, bound, clear, refine, list_granules, take)

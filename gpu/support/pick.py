@@ -19,7 +19,8 @@ from gpu import status
 from gpu.device.block import WARP
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, open_row
-from gpu.device.vectors import BINS, format_of
+from gpu.device.vectors import format_of
+from gpu.support.bins import BINS, bins_of
 from gpu.support.cutoffs import min_p_cutoff
 from gpu.support.finish import finish_of
 from gpu.support.gather import BOX, CANDIDATES, LISTED, SHARED, gather_of
@@ -63,15 +64,16 @@ def steps_of(name: str, threads: int) -> Steps:
     """The steps for logits of this dtype."""
     form = format_of(name)
     value_of, minus_inf, to_stored = form.value, form.minus_inf, np.uint32(form.bits - 16)
-    _, _, _, refine, list_granules, take = gather_of(name, threads)
+    _, _, _, _, refine, list_granules, take = gather_of(name, threads)
+    least_of = bins_of(name).least_of
     kth, crossing, both = levels_of(name, threads)
     row_mass = finish_of(name, threads).row_mass
 
     @cuda.jit(device=True)
     def gather(row, prefetched, need, known_base, shared):
-        least = np.uint32(shared[BOX] << 5)
+        least = least_of(np.int32(shared[BOX]))
         if known_base == 0 and shared[BOX + 1] > need + (need >> 1) + 128:
-            refine(row, prefetched, need, shared)
+            refine(row, need, shared)
             least = np.uint32(shared[BOX])
         reach = np.int32(shared[BOX + 1])
         if least == _POSITIVE_ZERO:  # the two zeros are one value
@@ -134,7 +136,7 @@ def pick_of(name: str, threads: int) -> Any:
     granule, value_of = 2 * form.lanes, form.value
     minus_inf, plus_inf = form.minus_inf, form.plus_inf
     negative_zero = np.uint32(form.negative_zero)
-    maxima_of, bound, clear, _, _, _ = gather_of(name, threads)
+    maxima_of, first_counts, bound, clear, _, _, _ = gather_of(name, threads)
     gather, cut, write = steps_of(name, threads)
     finish_candidates, finish_row, write_row, _, _ = finish_of(name, threads)
 
@@ -142,12 +144,12 @@ def pick_of(name: str, threads: int) -> Any:
     def pick(index, mass, known_base, known_cutoff, logits, marks, bounds, rows, shared, scratch64):
         vocabulary = logits.vocabulary
         row = open_row(logits, index, granule, marks.maxima, marks.stride)
-        prefetched = maxima_of(row, 0)
+        prefetched, first = maxima_of(row, 0), first_counts(marks.counts, np.int64(index) * BINS)
         temperature, k, top_p, min_p, greedy, good = limits_of(bounds, rows, index, vocabulary)
         top = top_of(marks, index)
         top = np.uint32(top + np.uint32(1 if top == negative_zero else 0))
         need = need_of(k, top_p, min_p, greedy)
-        bound(marks.counts, np.int64(index) * BINS, max(need, np.int32(1)), shared)
+        bound(marks.counts, np.int64(index) * BINS, first, max(need, np.int32(1)), shared)
         clear(marks.counts, np.int64(index) * BINS)
         if not (minus_inf < top < plus_inf and good):
             if cuda.threadIdx.x == 0:

@@ -11,7 +11,8 @@ from gpu.device.block import WARP, block_of
 from gpu.device.instructions import add_at
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, open_row
-from gpu.device.vectors import BINS, format_of
+from gpu.device.vectors import format_of
+from gpu.support.bins import BINS
 from gpu.support.finish import finish_of
 from gpu.support.gather import KEYS, SCRATCHES, SHARED
 from gpu.support.levels import Scale, levels_of

@@ -44,7 +44,7 @@ class Walk:
     # Of rows that are weighed whole: see gpu/support/whole.py.
     parts: Array  # int64 [R, chunks, 4]
     sums: Array  # int64 [R, 10]: zero between calls
-    tally: Array  # int32 [R, BINS]: zero between calls
+    tally: Array  # int32 [R, TALLIED]: zero between calls
     inside: Array  # int32 [R, 2, room]
     listed: Array  # int32 [R + 1]: 0 between calls
     estimates: Array  # float32 [R, chunks]

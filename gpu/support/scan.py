@@ -1,9 +1,9 @@
 """The one read of the logits, the first step of the filter.
 
 A block takes a chunk of a row, LOADS * THREADS vectors. It stores the key of each granule's largest element, cut to
-16 bits, and counts those in BINS bins a row; the k-th largest of them bounds the k-th largest logit from below, so that
-only granules that reach it are read again. NaN and +inf surface as the row's largest key. A variant of it estimates the
-masses of rows without a top_k on the way (gpu/support/estimate.py).
+16 bits, and counts those in bins (gpu/support/bins.py); the k-th largest of them bounds the k-th largest logit from
+below, so that only granules that reach it are read again. NaN and +inf surface as the row's largest key. A variant of
+it estimates the masses of rows without a top_k on the way (gpu/support/estimate.py).
 
 It is a kernel of its own, whose blocks need few registers, so that many loads are under way. Where all blocks run at
 once anyhow, the kernel behind it scans too, and the last block of a row goes on with it: 4 us less for a few rows; for
@@ -20,7 +20,8 @@ from gpu.device.block import FULL, WARP, last_to_come
 from gpu.device.instructions import add_at, divide_approximately, load_four, warp_max_u32
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, row_start
-from gpu.device.vectors import BINS, format_of, in_row
+from gpu.device.vectors import format_of, in_row
+from gpu.support.bins import BINS, bins_of
 from gpu.support.estimate import LOG2_E, chunk_mass_of, needs_mass, warp_mass_of
 from gpu.support.gather import BOX
 from gpu.support.limits import FILTER, limits_of
@@ -46,7 +47,7 @@ def scan_of(name: str, estimates: bool, threads: int) -> Any:
     lanes, key_of, minus_inf = form.lanes, form.key, form.minus_inf
     larger, key_of_word, load = form.larger, form.key_of_word, load_four(threads)
     warp_mass, chunk_mass = warp_mass_of(name), chunk_mass_of(name)
-    to_stored, to_bin = np.uint32(form.bits - 16), np.uint32(form.bits - 11)
+    to_stored, bin_of = np.uint32(form.bits - 16), bins_of(name).bin_of
     warps, per_thread, chunk_vectors = threads // WARP, BINS // threads, LOADS * threads
     chunk_size, granule, highest = chunk_vectors * lanes, 2 * lanes, np.uint32((1 << form.bits) - 1)
 
@@ -102,7 +103,7 @@ def scan_of(name: str, estimates: bool, threads: int) -> Any:
 
     @cuda.jit(device=True)
     def count(key, bins):
-        cuda.atomic.add(bins, np.uint32(key >> to_bin), np.int32(1))
+        cuda.atomic.add(bins, np.uint32(bin_of(np.uint32(key >> to_stored))), np.int32(1))
 
     @cuda.jit(device=True)
     def scan(logits, marks, bounds, rows, whole, shared):

@@ -17,7 +17,8 @@ from numba import cuda, int32, int64, void
 from gpu.device.instructions import add_at
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, open_row
-from gpu.device.vectors import BINS, format_of
+from gpu.device.vectors import format_of
+from gpu.support.bins import BINS
 from gpu.support.cutoffs import mass_limit, min_p_cutoff
 from gpu.support.estimate import mass_between_of, needs_mass
 from gpu.support.finish import finish_of
@@ -44,7 +45,7 @@ def settle_of(name: str, threads: int) -> Any:
     form = format_of(name)
     granule, value_of, negative_zero = 2 * form.lanes, form.value, np.uint32(form.negative_zero)
     minus_inf, plus_inf = form.minus_inf, form.plus_inf
-    maxima_of, bound, _, _, _, _ = gather_of(name, threads)
+    maxima_of, first_counts, bound, _, _, _, _ = gather_of(name, threads)
     gather, cut, write = steps_of(name, threads)
     finish_candidates, mass_between = finish_of(name, threads).candidates, mass_between_of(name)
 
@@ -52,8 +53,8 @@ def settle_of(name: str, threads: int) -> Any:
     def try_with(need, index, row, limits, top, scale, low, high, marks, bounds, rows, shared, scratch64):
         # Among the row's largest, `need` of them or a few more: whether it is settled, or may be with more.
         k, top_p, greedy = limits.k, limits.top_p, limits.greedy
-        prefetched = maxima_of(row, 0)
-        bound(marks.counts, np.int64(index) * BINS, need, shared)
+        prefetched, first = maxima_of(row, 0), first_counts(marks.counts, np.int64(index) * BINS)
+        bound(marks.counts, np.int64(index) * BINS, first, need, shared)
         size, base = gather(row, prefetched, need, np.uint32(0), shared)
         if size < 0:
             return _NEVER

@@ -14,7 +14,7 @@ from gpu.device.block import WARP, warp_sum64
 from gpu.device.instructions import add_at, load_kept, take_ticket, warp_min_u32, warp_sum_s32
 from gpu.device.launch import Kernel
 from gpu.device.rows import LOGITS, row_start
-from gpu.device.vectors import BINS, cut_of, format_of, in_row
+from gpu.device.vectors import cut_of, format_of, in_row
 from gpu.support.cutoffs import min_p_cutoff
 from gpu.support.levels import Scale
 from gpu.support.limits import FILTER, limits_of
@@ -36,7 +36,7 @@ from gpu.support.whole import (
     place_of,
     top_of,
 )
-from gpu.support.window import BINS_A_POWER, EVERY, window_of
+from gpu.support.window import BINS_A_POWER, EVERY, TALLIED, window_of
 from gpu.weights import LOWEST, least_difference, split_scale, weight_of_difference
 
 MAX_REGISTERS = 40  # three blocks a multiprocessor
@@ -104,7 +104,7 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         per_logit = np.float32(scale.c_hi * BINS_A_POWER)
         for lane in range(0, lanes, EVERY):
             distance = np.float32(np.float32(scale.maximum - decode(w0, w1, w2, w3, lane)) * per_logit)
-            if distance < np.float32(BINS):
+            if distance < np.float32(TALLIED):
                 cuda.atomic.add(tally, np.int32(distance), np.int32(1))
 
     @cuda.jit(device=True)
@@ -155,7 +155,7 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         return first
 
     def weigh(logits, marks, bounds, rows, whole, chunks_a_piece):
-        tally = cuda.shared.array(BINS, int32)
+        tally = cuda.shared.array(TALLIED, int32)
         parts = cuda.shared.array(of_warps, int64)
         scratch64 = cuda.shared.array(WARP, int64)
         scratch32 = cuda.shared.array(WARP, int32)
@@ -176,7 +176,7 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
             return
         guesses = alone and filters
         if guesses:
-            for i in range(thread, BINS, threads):
+            for i in range(thread, TALLIED, threads):
                 tally[i] = 0
         cuda.syncthreads()
         maximum = np.float32(value_of(top) + np.float32(0.0))
@@ -216,9 +216,9 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
             if thread == 0:
                 at_part = np.int64((np.int64(row) * pieces + piece) * PARTS)
                 store(whole.parts, at_part, total, number, lowest_key, first)
-        tally_at = np.int64(np.int64(row) * BINS)
+        tally_at = np.int64(np.int64(row) * TALLIED)
         if guesses:
-            for i in range(thread, BINS, threads):
+            for i in range(thread, TALLIED, threads):
                 if tally[i] > 0:
                     add_at(whole.tally, np.int64(tally_at + i), np.int32(tally[i]))
         cuda.syncthreads()
@@ -237,7 +237,7 @@ def weigh_kernel(name: str, threads: int = THREADS) -> Kernel:
         if guesses:
             low, high = window(whole.tally, tally_at, parts[0], limits.top_p, top, scale, box, scratch32, scratch64)
             cuda.syncthreads()
-            for i in range(thread, BINS, threads):
+            for i in range(thread, TALLIED, threads):
                 whole.tally[tally_at + i] = 0
             if thread == 0:
                 whole.sums[sums_at + LOW], whole.sums[sums_at + HIGH] = np.int64(low), np.int64(high)

@@ -40,7 +40,7 @@ class Whole(NamedTuple):
 
     parts: Any  # int64 [R, pieces, PARTS]
     sums: Any  # int64 [R, SUMS]
-    tally: Any  # int32 [R, BINS]: zero between calls
+    tally: Any  # int32 [R, TALLIED]: zero between calls
     inside: Any  # int32 [R, 2, room]: keys and ids of the elements in the window
     listed: Any  # int32 [R + 1]: how many rows are to be weighed, and which, in any order; 0 between calls
     estimates: Any  # float32 [R, chunks]: of rows that need their mass, what a chunk weighs in units of its largest

@@ -10,12 +10,13 @@ import numpy as np
 from numba import cuda, njit
 
 from gpu.device.block import block_of
-from gpu.device.vectors import BINS, format_of
+from gpu.device.vectors import format_of
 from gpu.instructions import product
 from gpu.support.cutoffs import mass_limit
 from gpu.weights import weight
 
-BINS_A_POWER = np.float32(BINS / 45.0)  # bins for a factor 2 of weight: beyond 2^-45 of the maximum nothing weighs
+TALLIED = 2048  # bins of the weights
+BINS_A_POWER = np.float32(TALLIED / 45.0)  # bins for a factor 2 of weight: beyond 2^-45 of the maximum nothing weighs
 EVERY = 4  # of so many logits one is tallied
 # On each side of the crossing. Less than half of what fits: both ends are ties as a rule, and belong to it whole (of
 # 248,320 normal bfloat16 logits 400 at top_p .95).
@@ -37,7 +38,7 @@ def window_of(name: str, threads: int) -> Any:
     """
     form, prefix_both = format_of(name), block_of(threads).prefix_both
     minus_inf, negative_zero, key_of_value = form.minus_inf, form.negative_zero, form.key_of_value
-    per_thread = BINS // threads
+    per_thread = TALLIED // threads
 
     @cuda.jit(device=True)
     def mass_of(number, b, unit, scale):
@@ -47,7 +48,7 @@ def window_of(name: str, threads: int) -> Any:
 
     @cuda.jit(device=True)
     def number_at(tally, at, b):
-        return np.int32(tally[at + b]) if 0 <= b < BINS else np.int32(0)
+        return np.int32(tally[at + b]) if 0 <= b < TALLIED else np.int32(0)
 
     @cuda.jit(device=True)
     def find(rank, before, own, tally, at, box, to):
