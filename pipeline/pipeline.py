@@ -24,6 +24,7 @@ work where the logits are, on the device too.
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections import deque
@@ -37,6 +38,7 @@ from tqdm.auto import tqdm
 from model_loaders import load_draft, load_target
 from pipeline.call import Call
 from pipeline.contract import Capabilities, check_thresholds
+from pipeline.draft_choice import LOOKUP, check_draft, is_named
 from pipeline.engine import make_engine
 from pipeline.engine.buckets import KV_STEP
 from pipeline.engine.memory import fit_device
@@ -64,9 +66,13 @@ class SpeculativePipeline:
         target: `model_loaders.Target`.
         draft: A `model_loaders.drafts.BlockDraft`, or a `pipeline.proposer.Proposer`; None: ordinary decoding.
         options: See `pipeline.state.Options`, as keywords.
+
+    Raises:
+        InvalidRequest: An option out of range, or a draft that proposes nothing.
     """
 
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
+        check_draft(draft)
         checked = Options.checked(options).within(target, draft)
         # A block is written to the cache whole, so its last rows may lie beyond max_length; in whole blocks of keys.
         room = checked.max_length + (1 if draft is None else 1 + draft.num_drafts)
@@ -90,7 +96,7 @@ class SpeculativePipeline:
     def from_pretrained(
         cls,
         target: str = "demo",
-        draft: str | Proposer | None = None,
+        draft: str | os.PathLike[str] | Proposer | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -110,13 +116,15 @@ class SpeculativePipeline:
 
         Raises:
             model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target.
-            InvalidRequest: An option out of range.
+            InvalidRequest: An option out of range, or another kind of draft.
         """
         Options.checked(options)
+        if not is_named(draft):
+            check_draft(draft)
         loaded = load_target(target, device=device, dtype=dtype)
-        if draft == "ngram":
+        if draft == LOOKUP:
             draft = NgramProposer()
-        return cls(loaded, load_draft(draft, loaded) if isinstance(draft, str) else draft, **options)
+        return cls(loaded, load_draft(os.fspath(draft), loaded) if is_named(draft) else draft, **options)
 
     # --- generating -------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Whole generations: who gets which tokens, whatever else is in the batch."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import gpu
-from pipeline import InvalidRequest, Rollouts, SamplingParams
+from pipeline import InvalidRequest, NgramProposer, Rollouts, SamplingParams, SpeculativePipeline
 from tests import naive, pipes
 
 PROMPTS = [[1, 2, 3], [4] * 17, [9, 8], list(range(40)), [200], [7, 7, 7, 7], [31, 5], [100, 3, 2]]
@@ -298,14 +299,32 @@ def test_provenance(tmp_path):
 
 
 def test_loading_by_name(tmp_path):
-    from pipeline import SpeculativePipeline
-
     pipe = SpeculativePipeline.from_pretrained(
-        str(pipes.target_folder()), str(pipes.draft_folder()), device="cpu", max_batch=2, max_length=64
+        str(pipes.target_folder()), pipes.draft_folder(), device="cpu", max_batch=2, max_length=64
     )
     assert tokens(pipe.generate([[1, 2, 3]], SAMPLED)) == tokens(pipes.pipe().generate([[1, 2, 3]], SAMPLED))
     with pytest.raises(InvalidRequest, match="max_batch=0"):
         SpeculativePipeline.from_pretrained("no such folder", max_batch=0)
+
+
+@pytest.fixture
+def no_target(monkeypatch):
+    def load(*args, **options):
+        raise AssertionError("the target was loaded")
+
+    monkeypatch.setattr("pipeline.pipeline.load_target", load)
+
+
+@pytest.mark.parametrize("draft", [True, False, 3, ["demo"], b"demo", NgramProposer])
+def test_a_draft_of_another_kind_is_refused_before_the_target_is_loaded(no_target, draft):
+    message = rf"^draft={re.escape(repr(draft))}, expected None .*, a Proposer .* also takes \"demo\", .*a folder$"
+    with pytest.raises(InvalidRequest, match=message):
+        SpeculativePipeline.from_pretrained("demo", draft=draft)
+
+
+def test_a_name_is_no_draft_of_a_loaded_target():
+    with pytest.raises(InvalidRequest, match=r"draft='demo', expected None .*from_pretrained also takes"):
+        SpeculativePipeline(pipes.target(), "demo")
 
 
 def test_empty_calls():
