@@ -25,6 +25,7 @@ from model_loaders.drafts.backbone import FULL, DraftConfig
 from model_loaders.drafts.checkpoint import load_draft, save_draft
 from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig, DSparkDraft
+from model_loaders.drafts.finding import find_draft
 from model_loaders.drafts.formats.zlab import default_layer_ids
 from model_loaders.errors import CheckpointError
 from model_loaders.targets import load_target
@@ -107,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Write, train, export and measure. Returns what acceptance.json holds."""
+    start = find_draft(args.start_from) if args.start_from else None  # before the target, which takes longer
     target = load_target(args.target, device=args.device, dtype=args.dtype, revision=args.revision)
     texts = written_texts(args, target)
     held = min(args.held_out, len(texts) // 4)
@@ -119,8 +121,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.train_seconds:
         options = replace(options, steps=fitting_steps(args, target, config, texts[held:], options))
     trainer = Trainer(target, config, texts[held:], texts[:held], options, args.output)
-    if args.start_from:
-        trainer.start_from(load_draft(args.start_from, target))
+    if start:
+        trainer.start_from(load_draft(start, target))
     if args.resume and trainer.resume():
         print(f"resumed at step {trainer.step}", flush=True)
     export(trainer, args.int8)

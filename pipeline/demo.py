@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_loaders import load_draft, load_target
+from model_loaders import find_draft, load_draft, load_target
 from pipeline import Rollouts, SamplingParams, SpeculativePipeline
 
 QUESTIONS = (
@@ -50,8 +50,9 @@ def main() -> None:
     }
     options.output.mkdir(parents=True, exist_ok=True)
     lines = []
+    drafts = [find_draft(name) for name in options.draft]  # before the target, which takes longer
     target = load_target(options.target, device=options.device)
-    for draft in (None, *options.draft):
+    for draft in (None, *drafts):
         drafting = None if draft is None else load_draft(draft, target)
         pipe = SpeculativePipeline(target, drafting, max_batch=options.max_batch, max_length=2048)
         name = pipe.capabilities.method or "ordinary"

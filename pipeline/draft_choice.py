@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeGuard
+from typing import Any
 
+from model_loaders import find_draft
 from pipeline.errors import InvalidRequest, short
+from pipeline.ngram import NgramProposer
 
 LOOKUP = "ngram"
 """The name of prompt lookup, the one method with a name that has no checkpoint."""
 
 
-def is_named(draft: Any) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether it is the name or the folder of a draft that is yet to be made."""
-    return isinstance(draft, (str, os.PathLike))
+def named_draft(draft: Any) -> Any:
+    """What a draft's name, or its folder, stands for before there is a target: `FoundDraft`, or a proposer.
+
+    Returns:
+        Whatever isn't a name is itself.
+
+    Raises:
+        model_loaders.CheckpointError: A checkpoint that isn't there, or is no draft's.
+        InvalidRequest: Neither a name nor a draft.
+    """
+    if isinstance(draft, (str, os.PathLike)):
+        return NgramProposer() if draft == LOOKUP else find_draft(os.fspath(draft))
+    check_draft(draft)
+    return draft
 
 
 def check_draft(draft: Any) -> None:

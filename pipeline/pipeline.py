@@ -35,16 +35,15 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from model_loaders import load_draft, load_target
+from model_loaders import FoundDraft, load_draft, load_target
 from pipeline.call import Call
 from pipeline.contract import Capabilities, check_thresholds
-from pipeline.draft_choice import LOOKUP, check_draft, is_named
+from pipeline.draft_choice import check_draft, named_draft
 from pipeline.engine import make_engine
 from pipeline.engine.buckets import KV_STEP
 from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
 from pipeline.intake import Intake
-from pipeline.ngram import NgramProposer
 from pipeline.operators import use_kernels
 from pipeline.params import SamplingParams
 from pipeline.prompts import Prompted
@@ -115,16 +114,14 @@ class SpeculativePipeline:
                 `prefill_chunk`, `proposal`, `draft_lengths`; see `pipeline.state.Options`.
 
         Raises:
-            model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target.
+            model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target. A draft that
+                isn't there, or is no draft, is found before the target is loaded.
             InvalidRequest: An option out of range, or another kind of draft.
         """
         Options.checked(options)
-        if not is_named(draft):
-            check_draft(draft)
+        found = named_draft(draft)  # a target takes long: what is wrong with the draft alone is said before
         loaded = load_target(target, device=device, dtype=dtype)
-        if draft == LOOKUP:
-            draft = NgramProposer()
-        return cls(loaded, load_draft(os.fspath(draft), loaded) if is_named(draft) else draft, **options)
+        return cls(loaded, load_draft(found, loaded) if isinstance(found, FoundDraft) else found, **options)
 
     # --- generating -------------------------------------------------------------------------------------------------
 

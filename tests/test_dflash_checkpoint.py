@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from model_loaders.drafts import checkpoint as draft_checkpoint
 from model_loaders.drafts.backbone import SLIDING
 from model_loaders.drafts.checkpoint import load_draft, save_draft
+from model_loaders.drafts.finding import DEMO_DRAFTS, find_draft
 from model_loaders.drafts.formats.zlab import default_layer_ids
 from model_loaders.errors import CheckpointError
 from tests.test_dflash import MASK, VOCAB, make_draft
@@ -417,38 +418,47 @@ def test_whatever_fails_is_a_checkpoint_error(folder, target, monkeypatch):
         load_draft(folder, target)
 
 
-def test_refused_places(tmp_path, target, monkeypatch):
+def test_refused_places(tmp_path):
+    """Found without a target."""
     with pytest.raises(CheckpointError, match=r"config.json is missing"):
-        load_draft(str(tmp_path), target)
+        find_draft(tmp_path)
     with pytest.raises(CheckpointError, match="no such folder"):
-        load_draft(str(tmp_path / "nothing"), target)
+        find_draft(tmp_path / "nothing")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="no JSON"):
-        load_draft(str(tmp_path), target)
+        find_draft(tmp_path)
     save_draft(tmp_path, make_draft())
-    (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors")
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(CheckpointError, match=r"model.safetensors': a file, expected the folder of config.json"):
+        find_draft(file)
+    file.write_bytes(b"not a file of tensors")
     with pytest.raises(CheckpointError, match="can't be read"):
-        load_draft(str(tmp_path), target)
-    (tmp_path / "model.safetensors").unlink()
+        find_draft(tmp_path)
+    file.unlink()
     with pytest.raises(CheckpointError, match=r"no \*.safetensors"):
-        load_draft(str(tmp_path), target)
+        find_draft(tmp_path)
+    edit(tmp_path, lambda config: config.update(architectures=["LlamaForCausalLM"]))
+    with pytest.raises(CheckpointError, match=r"architectures=\['LlamaForCausalLM'\], expected one of"):
+        find_draft(tmp_path)
 
 
 def test_hub_names(folder, target, monkeypatch):
-    """A hub name asks for safetensors and config.json only; the revision is the snapshot's commit."""
-    asked = {}
+    """config.json is asked for first, then the safetensors of the same commit, which is the revision."""
+    asked = []
 
     def snapshot_download(name, **options):
-        asked.update(options, name=name)
+        asked.append(options | {"name": name})
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    found = find_draft("someone/some-draft", revision="v1")
+    first = {"name": "someone/some-draft", "revision": "v1", "allow_patterns": ["config.json"]}
+    assert asked == [first]
+    draft = load_draft(found, target)
+    assert asked == [first, first | {"revision": folder.name, "allow_patterns": ["*.safetensors"]}]
+    assert (draft.name, draft.revision) == ("someone/some-draft", folder.name)
     draft = load_draft("someone/some-draft", target, revision="v1")
-    assert asked == {
-        "name": "someone/some-draft",
-        "revision": "v1",
-        "allow_patterns": ["*.safetensors", "config.json"],
-    }
+    assert asked[2:] == asked[:2]
     assert (draft.name, draft.revision) == ("someone/some-draft", folder.name)
 
 
@@ -461,6 +471,6 @@ def test_the_shipped_demo_drafts_are_the_cards(name, method, rows):
     draft = load_draft(name, target)
     assert (draft.method, draft.num_drafts, draft.block_size) == (method, 7, rows)
     assert draft.target_layer_ids == (1, 7, 14, 20, 27)
-    card = (draft_checkpoint.DEMO_DRAFTS[name] / "README.md").read_text(encoding="utf-8")
+    card = (DEMO_DRAFTS[name] / "README.md").read_text(encoding="utf-8")
     assert draft.sha256 in card
     assert sum(path.stat().st_size for path in draft.files) < 20_000_000

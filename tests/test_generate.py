@@ -2,15 +2,18 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import gpu
+from model_loaders import CheckpointError
 from pipeline import InvalidRequest, NgramProposer, Rollouts, SamplingParams, SpeculativePipeline
 from tests import naive, pipes
 
+ROOT = Path(__file__).parent.parent
 PROMPTS = [[1, 2, 3], [4] * 17, [9, 8], list(range(40)), [200], [7, 7, 7, 7], [31, 5], [100, 3, 2]]
 SAMPLED = SamplingParams(temperature=0.9, top_k=20, top_p=0.9, max_new_tokens=12, seed=11, ignore_eos=True)
 
@@ -320,6 +323,21 @@ def test_a_draft_of_another_kind_is_refused_before_the_target_is_loaded(no_targe
     message = rf"^draft={re.escape(repr(draft))}, expected None .*, a Proposer .* also takes \"demo\", .*a folder$"
     with pytest.raises(InvalidRequest, match=message):
         SpeculativePipeline.from_pretrained("demo", draft=draft)
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ("./nowhere", "no such folder; expected 'demo', 'demo-dspark', a folder or a hub name"),
+        (ROOT / "tests", "config.json is missing"),
+        (ROOT / "setup.cfg", "setup.cfg': a file, expected the folder of config.json and"),
+        (pipes.target_folder, "architectures=['LlamaForCausalLM'], expected one of"),
+    ],
+)
+def test_a_draft_that_is_not_there_is_refused_before_the_target_is_loaded(no_target, draft, message):
+    draft = draft() if callable(draft) else draft
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        SpeculativePipeline.from_pretrained("demo", draft)
 
 
 def test_a_name_is_no_draft_of_a_loaded_target():

@@ -1,4 +1,4 @@
-"""Draft checkpoints: found, read in whatever published layout they have, and written.
+"""Draft checkpoints: read in whatever published layout they have, and written; finding.py finds them.
 
 A checkpoint is a folder with ``config.json`` and ``*.safetensors`` files. Whatever can't be placed is refused by name:
 a missing, unexpected or misshapen tensor, a target of another size, an option that this version doesn't implement.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,11 @@ from model_loaders.drafts.block_draft import BlockDraft
 from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.drafts.dflash2 import DFlash2Config, DFlash2Draft, DFlash2Module
 from model_loaders.drafts.dspark import DSparkConfig, DSparkDraft, DSparkModule
+from model_loaders.drafts.finding import FoundDraft, find_draft, tensor_names
 from model_loaders.drafts.formats import deepspec, specforge, speculators, zlab
-from model_loaders.drafts.formats.detect import detect
-from model_loaders.drafts.formats.values import Values
 from model_loaders.errors import CheckpointError, explained
 from model_loaders.file_checks import num_elements, other_dtypes, refuse_larger_model, refuse_other_dtypes
-from model_loaders.files import read_json_object
 from model_loaders.layers.packed_linear import pack_linears
-
-DEMO_DRAFTS = {
-    "demo": Path(__file__).parent.parent / "demo_draft",
-    "demo-dspark": Path(__file__).parent.parent / "demo_dspark",
-}
 
 # A configuration's class says which method it is: its module and its draft.
 METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
@@ -46,39 +38,30 @@ METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
 }
 
 
-def load_draft(name: str | Path, target: Any, *, revision: str | None = None) -> BlockDraft:
+def load_draft(name: str | Path | FoundDraft, target: Any, *, revision: str | None = None) -> BlockDraft:
     """The draft `name` on the target's device and in its dtype, checked against the target.
 
-    name: "demo" or "demo-dspark" (the drafts shipped for the demo target), a local folder, or a hub name. revision: a
-    hub branch, tag or commit. Raises CheckpointError for anything that doesn't fit.
+    name: "demo" or "demo-dspark" (the drafts shipped for the demo target), a local folder, or a hub name; or what
+    `find_draft` found. revision: a hub branch, tag or commit. Raises CheckpointError for anything that doesn't fit.
     """
-    name = str(name)
-    with explained(f"draft={name!r}: not usable as a draft"):
-        folder, revision = _find(name, revision)
-        path = folder / "config.json"
-        if not path.exists():
-            raise CheckpointError(f"{path} is missing; a draft folder needs config.json and *.safetensors")
-        raw = read_json_object(path)
-        layout = detect(raw, path)
-        if quantised := row_scaled.is_row_scaled(raw, path):
-            raw = {key: value for key, value in raw.items() if key != row_scaled.KEY}
-        values = Values(path, raw, *layout.NESTED)
-        files = tuple(sorted(folder.glob("*.safetensors")))
-        config = layout.read(values, _tensor_names(folder, files), target)
+    found = name if isinstance(name, FoundDraft) else find_draft(name, revision=revision)
+    with explained(f"draft={found.name!r}: not usable as a draft"):
+        layout, values, files = found.layout, found.values, found.weights()
+        config = layout.read(values, tensor_names(files), target)
         new_module, new_draft = METHODS[type(config)]
-        with explained(f"{path}: no draft can be made by it"):
-            refuse_larger_model(lambda: new_module(config), num_elements(files), str(path))
+        with explained(f"{values.path}: no draft can be made by it"):
+            refuse_larger_model(lambda: new_module(config), num_elements(files), str(values.path))
             module = new_module(config)
         maps = ("d2t", "t2d") if layout is speculators else ()
-        tensors = _read_tensors(files, maps, quantised)
+        tensors = _read_tensors(files, maps, found.quantised)
         if layout is speculators:
             speculators.take_vocabulary(values, tensors, config)
         _place(module, tensors)
         module.to(device=target.device, dtype=target.dtype).requires_grad_(False).eval()
-        _refuse_not_finite(module, folder)
+        _refuse_not_finite(module, found.folder)
         if target.device.type == "cpu":
             pack_linears(module)
-    return new_draft(module, target, name=name, revision=revision, files=files)
+    return new_draft(module, target, name=found.name, revision=found.revision, files=files)
 
 
 def save_draft(
@@ -116,37 +99,6 @@ def save_draft(
     part = folder / "config.json.part"
     part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     os.replace(part, folder / "config.json")
-
-
-def _find(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """The local folder of a draft, and its revision (the hub's commit for a hub name)."""
-    if name in DEMO_DRAFTS:
-        return DEMO_DRAFTS[name], None
-    if (folder := Path(name).expanduser()).is_dir():
-        return folder, revision
-    if folder.is_absolute() or name.startswith((".", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise CheckpointError(f"draft={name!r}: no such folder; expected 'demo', 'demo-dspark', a folder or a hub name")
-    from huggingface_hub import snapshot_download
-
-    try:
-        found = Path(snapshot_download(name, revision=revision, allow_patterns=["*.safetensors", "config.json"]))
-    except Exception as error:
-        raise CheckpointError(
-            f"draft={name!r}, revision={revision!r}: no such folder, and the hub gave no snapshot ({error}); check the "
-            "name ('demo', 'demo-dspark' and, for a pipeline, 'ngram' need no hub), or download it and pass the folder"
-        ) from error
-    return found, found.name
-
-
-def _tensor_names(folder: Path, files: tuple[Path, ...]) -> set[str]:
-    """The names of all tensors, without their `model.` prefix; only headers are read. Raises CheckpointError."""
-    if not files:
-        raise CheckpointError(f"{folder} holds no *.safetensors; other weight formats are not read")
-    names: set[str] = set()
-    for path in files:
-        with explained(f"{path} can't be read as safetensors"), safe_open(path, framework="pt") as stream:
-            names |= {key.removeprefix("model.") for key in stream.keys()}  # noqa: SIM118 (not a dict)
-    return names
 
 
 def _read_tensors(files: tuple[Path, ...], maps: tuple[str, ...], quantised: bool) -> dict[str, Tensor]:
