@@ -15,6 +15,7 @@ import numpy as np
 from gpu import GREEDY_TEMPERATURE
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.grammar import Grammar
+from pipeline.names import refuse_unknown
 
 MAX_SAMPLES = 1 << 20
 """The most samples of one prompt."""
@@ -23,6 +24,7 @@ NO_TEXT_FORM = ("logits_processors",)
 """Parameters that a command line or a JSON file can't give."""
 
 
+@refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """The sampling policy of one request, its limits, and what is recorded of it.
@@ -74,7 +76,7 @@ class SamplingParams:
             be. None: nothing.
 
     Raises:
-        InvalidRequest: A value out of range, by name.
+        InvalidRequest: A value out of range, by name; a name that isn't one of these, with the nearest that is.
     """
 
     temperature: float = 1.0

@@ -12,6 +12,7 @@ from typing import Any
 import gpu
 from pipeline.errors import InvalidRequest
 from pipeline.lengths import DraftLengths
+from pipeline.names import unknown_option
 from pipeline.request import Request
 from pipeline.slot_limit import SlotLimit
 
@@ -80,7 +81,7 @@ class Options:
         known = [one.name for one in fields(cls)]
         for name, value in options.items():
             if name not in known:
-                raise InvalidRequest(f"{name}={value!r}, expected one of the options {', '.join(known)}")
+                raise unknown_option(name, value, known)
         return cls(**options)
 
     def within(self, target: Any, draft: Any = None) -> Options:

@@ -263,9 +263,15 @@ def test_calls_that_make_no_sense():
     [
         ({"max_batch": 0}, "max_batch=0, expected an integer of at least 1"),
         (
-            {"max_bach": 3},
-            "max_bach=3, expected one of the options max_batch, max_length, filter_order, max_support, "
+            {"slots": 3},
+            "slots=3, expected an option of the pipeline: one of max_batch, max_length, filter_order, max_support, "
             "allow_unbounded_support, prefill_chunk, proposal, draft_lengths, engine, compile",
+        ),
+        ({"max_bach": 3}, "max_bach=3, expected an option of the pipeline; did you mean max_batch?"),
+        (
+            {"temperature": 0},
+            "temperature=0, expected an option of the pipeline; temperature is a sampling parameter: pass it to "
+            "SamplingParams",
         ),
         ({"max_length": 1}, "max_length=1, expected an integer of at least 2"),
         ({"max_support": 0}, "max_support=0, expected an integer of at least 1"),

@@ -1,7 +1,10 @@
 """SamplingParams are validated at construction, by name and value."""
 
+import inspect
 import json
 import math
+import pickle
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 
 from pipeline import InvalidRequest, SamplingParams
 
+NAMES = [one.name for one in fields(SamplingParams)]
 REFUSED = [
     ({"temperature": -0.1}, "temperature=-0.1, expected a number from 0 to 1e30"),
     ({"temperature": math.nan}, "temperature=nan, expected a number from 0 to 1e30"),
@@ -67,6 +71,37 @@ def test_refused_by_name_and_value(values, message):
     with pytest.raises(InvalidRequest) as refusal:
         SamplingParams(**values)
     assert str(refusal.value).startswith(message)
+
+
+NEAR = "expected a sampling parameter; did you mean {}?"
+OPTION = "expected a sampling parameter; {} is an option of the pipeline: pass it to SpeculativePipeline"
+UNKNOWN = [
+    ({"max_tokens": 5}, "max_tokens=5, " + NEAR.format("max_new_tokens")),
+    ({"temprature": 0.5}, "temprature=0.5, " + NEAR.format("temperature")),
+    ({"top_p": 0.9, "topk": 4}, "topk=4, " + NEAR.format("top_k")),
+    ({"max_batch": 8}, "max_batch=8, " + OPTION.format("max_batch")),
+    ({"max_batch_size": 8}, "max_batch_size=8, " + OPTION.format("max_batch")),
+    ({"max_length": 64}, "max_length=64, " + OPTION.format("max_length")),
+    ({"beams": 2}, f"beams=2, expected a sampling parameter: one of {', '.join(NAMES)}"),
+    ({"beams": "x" * 99}, f"beams='{'x' * 76}..., expected a sampling parameter: one of temperature"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), UNKNOWN, ids=[message.split(",")[0][:20] for _, message in UNKNOWN])
+def test_unknown_names_are_refused_with_the_nearest(values, message):
+    for make in (SamplingParams, lambda **values: replace(SamplingParams(), **values)):
+        with pytest.raises(InvalidRequest) as refusal:
+            make(**values)
+        assert str(refusal.value).startswith(message)
+
+
+def test_it_looks_like_a_dataclass():
+    parameters = inspect.signature(SamplingParams).parameters
+    assert list(parameters) == NAMES
+    assert parameters["max_new_tokens"].default == 256
+    assert pickle.loads(pickle.dumps(SamplingParams(top_k=5))) == SamplingParams(top_k=5)
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(0.8)
 
 
 def test_frozen_and_normalised():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipeline.errors import InvalidRequest, short
+from pipeline.names import unknown_parameter
 from pipeline.params import NO_TEXT_FORM, SamplingParams
 from pipeline.prompt_file.contents import FIELDS, KINDS, json_object
 from pipeline.prompts import Prompted
@@ -70,7 +71,7 @@ def _params(own: Any, params: SamplingParams) -> SamplingParams:
     allowed = [one.name for one in fields(SamplingParams) if one.name not in NO_TEXT_FORM]
     for name in own:
         if name not in allowed:
-            raise InvalidRequest(f"params.{name}={short(own[name])}, expected one of {', '.join(allowed)}")
+            raise unknown_parameter(name, own[name], allowed, place="params.")
     if isinstance(own.get("logit_bias"), Mapping):
         own = own | {"logit_bias": _bias(own["logit_bias"])}
     return replace(params, **own)
