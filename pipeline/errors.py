@@ -8,7 +8,7 @@ class InvalidRequest(ValueError):
     """
 
 
-def short(value: object) -> str:
-    """What a message shows of a value that may be long: its repr, cut at 80 characters."""
+def short(value: object, most: int = 80) -> str:
+    """What a message shows of a value that may be long: its repr, cut at `most` characters."""
     text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline.audit_record import AuditRecord
+from pipeline.errors import short
 
 FinishReason = Literal["eos", "stop", "length", "time", "cancelled", "abort"]
 
@@ -131,6 +132,15 @@ class Rollout:
             )
             for i in range(samples)
         ]
+
+    def __repr__(self) -> str:
+        """A line for a reader; the arrays are many and long."""
+        name = "" if self.prompt_id is None else f" ({short(self.prompt_id, 40)})"
+        said = short(self.text, 40) if self.error is None else f"error={short(self.error)}"
+        return (
+            f"<Rollout of prompt {self.prompt_index}{name}, sample {self.sample_index}: "
+            f"{len(self.prompt_token_ids)} prompt tokens, {len(self.token_ids)} tokens, {self.finish_reason}, {said}>"
+        )
 
     @property
     def ok(self) -> bool:

@@ -94,6 +94,11 @@ class Rollouts(list[Rollout]):
             return Rollouts(super().__getitem__(which), self.provenance)
         return super().__getitem__(which)
 
+    def __repr__(self) -> str:
+        """A line for a reader; one rollout has a line of its own."""
+        tokens = sum(len(rollout.token_ids) for rollout in self)
+        return f"<Rollouts: {len(self)}, of which {len(self.failed)} failed, {tokens} tokens>"
+
     @property
     def failed(self) -> list[Rollout]:
         """Those that were refused or aborted; each says why in `error`."""

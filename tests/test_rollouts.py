@@ -130,6 +130,21 @@ def test_a_slice_keeps_the_provenance(tmp_path):
     assert rollouts[0] == rollouts[0]
 
 
+def test_a_repr_is_a_line():
+    long = dataclasses.replace(a_rollout(2000), text="The primary colours are: Red, Blue, and Yellow.", prompt_id=None)
+    (refused,) = Rollout.refused(f"prompt='{'x' * 200}', expected a string", 3, 1, 0)
+    shown = [
+        "<Rollout of prompt 0 ('p-0'), sample 1: 4 prompt tokens, 5 tokens, eos, 'naïve ☃'>",
+        "<Rollout of prompt 0, sample 1: 4 prompt tokens, 2000 tokens, eos, 'The primary colours are: Red, Blue, ...>",
+        f"<Rollout of prompt 3, sample 0: 0 prompt tokens, 0 tokens, abort, error=\"prompt='{'x' * 68}...>",
+    ]
+    rollouts = Rollouts([a_rollout(), long, refused], {"target": {"name": "demo"}})
+    assert [repr(rollout) for rollout in rollouts] == [str(rollout) for rollout in rollouts] == shown
+    assert repr(rollouts) == str(rollouts) == "<Rollouts: 3, of which 1 failed, 2005 tokens>"
+    assert repr(Rollouts()) == "<Rollouts: 0, of which 0 failed, 0 tokens>"
+    assert repr(rollouts[1:]) == "<Rollouts: 2, of which 1 failed, 2000 tokens>"
+
+
 def test_the_mask_iterates_a_row_a_token():
     mask = a_rollout().sampling_mask
     rows = list(mask)
