@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.reasons import kind_of
 from pipeline.rollout import Rollout
 
 MOST_NAMES = 5
 """Prompts that the summary names beside a reason."""
 MOST_REASONS = 200
-"""Different reasons that it holds; those that come later are counted as `OTHER`."""
+"""Kinds of reasons that it holds; those that come later are counted as `OTHER`."""
 OTHER = "other reasons: see the column `error` of the rollouts"
 
 
@@ -28,7 +29,8 @@ class Summary:
         num_decoded: Output tokens that came from a round after the prefill.
         num_rounds: Those rounds.
         support_sizes: How often a support had so many tokens, by size.
-        failures: How many rollouts failed, by reason; `examples` has the first names of their prompts.
+        failures: How many rollouts failed for a reason or others of its kind (`pipeline.reasons`), by the first one;
+            `examples` has the first names of their prompts.
     """
 
     num_rollouts: int = 0
@@ -38,6 +40,9 @@ class Summary:
     support_sizes: Counter[int] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._first = {kind_of(reason): reason for reason in self.failures}
 
     def add(self, rollouts: Iterable[Rollout], name: str) -> None:
         """Count the rollouts of a prompt; `name` is the prompt's, for a reader."""
@@ -78,8 +83,10 @@ class Summary:
         return cls(**numbers, support_sizes=sizes, failures=failures, examples=examples)
 
     def _fail(self, reason: str, count: int, names: Iterable[str]) -> None:
-        if reason not in self.failures and len(self.failures) >= MOST_REASONS:
-            reason = OTHER
+        kind = kind_of(reason)
+        if kind not in self._first and len(self._first) >= MOST_REASONS:
+            kind, reason = kind_of(OTHER), OTHER
+        reason = self._first.setdefault(kind, reason)
         self.failures[reason] += count
         known = self.examples.setdefault(reason, [])
         known += [name for name in dict.fromkeys(names) if name not in known][: MOST_NAMES + 1 - len(known)]
@@ -124,5 +131,6 @@ class Summary:
         for reason, count in self.failures.most_common():
             names = self.examples[reason]
             shown = ", ".join(names[:MOST_NAMES] + ["..."] * (len(names) > MOST_NAMES))
-            text.append(f"failed          {count} ({shown}): {reason}")
+            first = "" if count == 1 or reason == OTHER else ", the first"
+            text.append(f"failed          {count} ({shown}){first}: {reason}")
         return text

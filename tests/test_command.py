@@ -127,6 +127,21 @@ def test_a_refused_request_is_told_and_counted(tmp_path, capsys):
     assert "failed          1 (line 5): prompt length=70, expected less than max_length=64" in shown
 
 
+def test_requests_refused_for_one_reason_are_told_in_a_line(tmp_path, capsys):
+    """Over several shards, whatever the value; each rollout keeps its own reason."""
+    lines = [{"prompt": "x" * (70 + i)} for i in range(7)] + [{"token_ids": [1000 + i]} for i in range(2)]
+    given, out = arguments(tmp_path, "--shard-size", "4", draft=False, lines=lines)
+    assert command.main(given) == command.SOME_FAILED
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed")]
+    assert [line.partition(";")[0] for line in failed] == [
+        "failed          7 (line 1, line 2, line 3, line 4, line 5, ...), the first: prompt length=70, expected less "
+        "than max_length=64",
+        "failed          2 (line 8, line 9), the first: prompt token=1000, expected ids in [0, 320)",
+    ]
+    errors = [r.error.partition(",")[0] for shard in read(out) for r in shard]
+    assert errors == [*(f"prompt length={70 + i}" for i in range(7)), "prompt token=1000", "prompt token=1001"]
+
+
 def test_shards_hold_whole_prompts_and_number_their_own_parameters(tmp_path):
     lines = [{"prompt": f"p{i}", "params": {"n": 1 + i % 3, "max_new_tokens": 1 + i % 4}} for i in range(9)]
     given, out = arguments(tmp_path, "--shard-size", "4", draft=False, lines=lines)
@@ -244,10 +259,25 @@ def test_a_bad_line_is_named_before_anything_is_loaded(tmp_path, capsys, no_load
     assert not out.exists()
 
 
-def test_all_bad_lines_are_named(tmp_path):
-    path = write(tmp_path / "bad.jsonl", ['{"prompt": 1}'] * 25)
-    with pytest.raises(ValueError, match=r"line 20:.*\nand 5 more bad lines$"):
+def test_bad_lines_for_one_reason_are_named_together(tmp_path):
+    lines = [{"prompt": 1}, {"prompt": "x", "params": {"max_tokens": 5}}, {"prompt": "x"}, {"prompt": [2.5]}]
+    path = write(tmp_path / "bad.jsonl", [*lines, *({"prompt": i} for i in range(25)), {"prompt": "x", "id": [3]}])
+    with pytest.raises(InvalidRequest) as refusal:
         read_prompts(path, SamplingParams())
+    numbers = ", ".join(map(str, [4, *range(5, 23)]))
+    assert str(refusal.value).split("\n") == [
+        f"{path}, line 1: prompt=1, expected a string with at least one character; and 26 more such lines: "
+        f"{numbers}, ...",
+        f"{path}, line 2: params.max_tokens=5, expected a sampling parameter; did you mean max_new_tokens?",
+        f"{path}, line 30: id=[3], expected a string or an integer",
+    ]
+
+
+def test_bad_lines_of_many_kinds_are_counted(tmp_path):
+    path = write(tmp_path / "bad.jsonl", [{"prompt": "x", "a" * (1 + i): i} for i in range(25)])
+    with pytest.raises(InvalidRequest, match=r"line 20: a{20}=19, .*\nand 5 more bad lines$") as refusal:
+        read_prompts(path, SamplingParams())
+    assert str(refusal.value).count("\n") == 20
 
 
 json_values = st.recursive(
@@ -431,7 +461,7 @@ def test_the_summary_counts():
     for name in "abcdefg":
         summary.add(Rollout.refused("too long", 0, 2, 0), name)
     assert summary.num_failed == 14
-    assert summary.lines(1.0)[-1] == "failed          14 (a, b, c, d, e, ...): too long"
+    assert summary.lines(1.0)[-1] == "failed          14 (a, b, c, d, e, ...), the first: too long"
     assert Summary().lines(2.0) == [
         "requests        0, of which 0 done and 0 refused or aborted",
         "tokens          0 in 2.0 s, 0.0 tokens/s",

@@ -426,14 +426,14 @@ def test_a_summary_goes_through_json_and_stays_small():
     summary = Summary(5, 20, 15, 4)
     summary.support_sizes.update([3, 3, 20])
     for i in range(MOST_REASONS + 50):
-        summary._fail(f"reason {i}", 2, [f"p{i}", f"p{i}"])
+        summary._fail("because" + "!" * i, 2, [f"p{i}", f"p{i}"])
     back = Summary.from_dict(json.loads(json.dumps(summary.to_dict())))
     assert back == summary
     assert len(back.failures) == MOST_REASONS + 1
     assert back.failures[OTHER] == 100
     assert back.num_failed == 2 * (MOST_REASONS + 50)
-    assert back.examples["reason 0"] == ["p0"]
+    assert back.examples["because"] == ["p0"]
     back.merge(summary)
     assert back.num_tokens == 40
     assert back.support_sizes == {3: 4, 20: 2}
-    assert back.failures["reason 3"] == 4
+    assert back.failures["because!!!"] == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,10 @@ from pipeline.grammars.grammar import Grammar
 from pipeline.params import SamplingParams
 from pipeline.prompt_file.contents import contents
 from pipeline.prompt_file.line import prompt_line
+from pipeline.reasons import kind_of
 
 MOST_SHOWN = 20
-"""Bad lines that an error names."""
+"""Kinds of bad lines that an error names, and the most lines of a kind."""
 
 
 class Shard(NamedTuple):
@@ -63,8 +64,8 @@ def scan_prompts(path: str | os.PathLike[str], params: SamplingParams, shard_siz
         shard_size: Samples a shard, at least; those of a prompt aren't parted.
 
     Raises:
-        InvalidRequest: Lines that are no prompts or whose grammar doesn't compile, each with its number; no prompt at
-            all; common parameters with such a grammar.
+        InvalidRequest: Lines that are no prompts or whose grammar doesn't compile, by number, those for one reason
+            together; no prompt at all; common parameters with such a grammar.
         OSError: The file can't be read.
     """
     path, bad, digests = Path(path), _BadLines(path), array("Q")
@@ -100,24 +101,45 @@ def scan_prompts(path: str | os.PathLike[str], params: SamplingParams, shard_siz
     return PromptScan(before, shards)
 
 
+@dataclass
+class _Kind:
+    """Bad lines of one kind: what the first one's message is, the first lines' numbers, and how many there are."""
+
+    message: str
+    numbers: list[int] = field(default_factory=list)
+    count: int = 0
+
+
 class _BadLines:
-    """The first bad lines of a file, and how many there are."""
+    """The bad lines of a file by their kind (`pipeline.reasons`); they are added in order."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._first, self._count = path, list[tuple[int, str]](), 0
+        self._path, self._kinds, self._others = path, dict[str, _Kind](), 0
 
     def add(self, number: int, message: str) -> None:
-        self._count += 1
-        self._first.append((number, message))
-        if len(self._first) > 2 * MOST_SHOWN:
-            self._first = sorted(self._first)[:MOST_SHOWN]
+        name = kind_of(message)
+        if name not in self._kinds and len(self._kinds) >= MOST_SHOWN:
+            self._others += 1
+            return
+        kind = self._kinds.setdefault(name, _Kind(message))
+        kind.count += 1
+        if len(kind.numbers) < MOST_SHOWN:
+            kind.numbers.append(number)
 
     def raise_any(self) -> None:
-        if not self._count:
+        if not self._kinds:
             return
-        shown = [f"{os.fspath(self._path)}, line {number}: {text}" for number, text in sorted(self._first)[:MOST_SHOWN]]
-        more = [f"and {self._count - MOST_SHOWN} more bad lines"] if self._count > MOST_SHOWN else []
+        shown = [self._line(kind) for kind in sorted(self._kinds.values(), key=lambda kind: kind.numbers[0])]
+        more = [f"and {self._others} more bad lines"] if self._others else []
         raise InvalidRequest("\n".join([*shown, *more]))
+
+    def _line(self, kind: _Kind) -> str:
+        first, *others = kind.numbers
+        text = f"{os.fspath(self._path)}, line {first}: {kind.message}"
+        if not others:
+            return text
+        numbers = ", ".join([*map(str, others), *["..."] * (kind.count > len(kind.numbers))])
+        return f"{text}; and {kind.count - 1} more such lines: {numbers}"
 
 
 def _refuse_twins(path: Path, params: SamplingParams, digests: array[int], bad: _BadLines) -> None:
