@@ -66,9 +66,8 @@ def run_rounds():
     import numpy as np
 
     from tests import device_replay
-    from tests.backends import HOST, Device
-    from tests.laws import PLACES, law_of, make_drafting
-    from tests.rounds import make_proposal, make_round, run_round
+    from tests.backends import Device
+    from tests.sanitized_rounds import Sizes, run_kinds
 
     class Sanitized(Device):
         """Copies what kernels wrote, and nothing else: initcheck watches copies too."""
@@ -80,21 +79,8 @@ def run_rounds():
             return entries
 
     cupy.cuda.set_allocator(None)
-    for seed, (batch, width, size, dtype, of_proposal, order, capacity) in enumerate(ROUNDS):
-        round_ = make_round(seed, batch, width, size, dtype, num_poisoned=2)
-        exact = HOST.select_support(round_.rows, *round_.parameters, filter_order=order, capacity=size)
-        for proposal in (None, make_proposal(seed, round_, exact, of_proposal)):
-            run_round(Sanitized(), round_, order, capacity, 1 + size // 2, proposal)
-        if width > 1:
-            places = PLACES[seed % len(PLACES)]
-            drafting = make_drafting(
-                seed, batch, width - 1, size if places == "by token" else 1 + size // 2, of_proposal
-            )
-            drawn = Sanitized().draw_drafts(
-                drafting.logits, drafting.parameters, drafting.uniforms, in_turn=seed % 2 == 0, filter_order=order
-            )
-            law = law_of(drafting, drawn, places, size)
-            run_round(Sanitized(), round_, order, capacity, 1 + size // 2, law)
+    for seed, sizes in enumerate(ROUNDS):
+        run_kinds(Sanitized(), seed, Sizes(*sizes))
     for name in device_replay.CASES:
         device_replay.check_case(Sanitized(), name)
 

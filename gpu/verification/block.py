@@ -107,6 +107,8 @@ def block_answer_of(name: str, proposal_name: str, threads: int) -> Any:
             draft = np.int32(requests.draft_tokens[draft_row])
         drafts, possible = number_of_drafts(requests, request, width)
         if i > drafts:
+            if cuda.threadIdx.x == 0:
+                keep_log_scale(rows, index, LogScale(0.0, 0.0))  # whoever settles reads that of every row
             return
         good, ratio, x = policy.valid and possible, np.float64(0.0), np.float32(0.0)
         if i < drafts:

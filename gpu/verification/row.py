@@ -93,6 +93,8 @@ def answer_of(name: str, proposal_name: str | None, threads: int) -> Any:
             draft = np.int32(requests.draft_tokens[draft_row])
         drafts, possible = number_of_drafts(requests, request, width)
         if i > drafts:
+            if cuda.threadIdx.x == 0:
+                keep_log_scale(rows, index, LogScale(0.0, 0.0))  # whoever settles reads that of every row
             return
         found, scale = np.int32(BAD), LogScale(0.0, 0.0)
         if policy.valid and possible:
