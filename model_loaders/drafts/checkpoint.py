@@ -38,11 +38,14 @@ METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
 }
 
 
-def load_draft(name: str | Path | FoundDraft, target: Any, *, revision: str | None = None) -> BlockDraft:
-    """The draft `name` on the target's device and in its dtype, checked against the target.
+def load_draft(
+    name: str | Path | FoundDraft, target: Any, *, revision: str | None = None, dtype: torch.dtype | None = None
+) -> BlockDraft:
+    """The draft `name` on the target's device, checked against the target.
 
-    name: "demo" or "demo-dspark" (the drafts shipped for the demo target), a local folder, or a hub name; or what
-    `find_draft` found. revision: a hub branch, tag or commit. Raises CheckpointError for anything that doesn't fit.
+    name: one of `finding.DEMO_DRAFTS`, a local folder, or a hub name; or what `find_draft` found. revision: a hub
+    branch, tag or commit. dtype: of the weights; None: the target's, which it decodes in. Raises CheckpointError for
+    anything that doesn't fit.
     """
     found = name if isinstance(name, FoundDraft) else find_draft(name, revision=revision)
     with explained(f"draft={found.name!r}: not usable as a draft"):
@@ -57,7 +60,7 @@ def load_draft(name: str | Path | FoundDraft, target: Any, *, revision: str | No
         if layout is speculators:
             speculators.take_vocabulary(values, tensors, config)
         _place(module, tensors)
-        module.to(device=target.device, dtype=target.dtype).requires_grad_(False).eval()
+        module.to(device=target.device, dtype=dtype or target.dtype).requires_grad_(False).eval()
         _refuse_not_finite(module, found.folder)
         if target.device.type == "cpu":
             pack_linears(module)

@@ -45,6 +45,7 @@ class GroupedDynamicConv(nn.Module):
     def __init__(self, config: DFlash2Config):
         super().__init__()
         d, self.taps, self.group = config.hidden_size, config.conv_kernel_size, config.conv_group_size
+        self.block_size = config.block_size
         self.base_kernel = nn.Parameter(torch.zeros(2, self.taps, d))
         self.kernel_projection = nn.Linear(d, 2 * self.taps * d // self.group, bias=False)
 
@@ -53,9 +54,10 @@ class GroupedDynamicConv(nn.Module):
         return self.kernel_projection(normed).unflatten(-1, (2, self.taps, -1))
 
     def forward(self, x: Tensor, deltas: Tensor, side: int) -> Tensor:
-        """Rows x [b, w, d] of one block convolved by one side's kernel."""
+        """Rows x [b, w, d] of one block, or of several one behind another, convolved by one side's kernel."""
         kernels = self.base_kernel[side] + deltas[:, :, side].repeat_interleave(self.group, -1)
-        rows = [F.pad(x, (0, 0, t, 0))[:, : x.shape[1]] for t in range(self.taps)]
+        blocks = x.unflatten(1, (-1, self.block_size))
+        rows = [F.pad(blocks, (0, 0, t, 0))[:, :, : self.block_size].flatten(1, 2) for t in range(self.taps)]
         return (kernels * torch.stack(rows, 2)).sum(2)
 
 

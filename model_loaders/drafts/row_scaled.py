@@ -2,6 +2,7 @@
 
 The layout is compressed-tensors' "int-quantized" with symmetric channel-wise weights and plain activations:
 `name.weight` int8 [rows, columns] beside `name.weight_scale` [rows, 1], and a `quantization_config` that says so.
+Matrices that aren't a layer's weight (DFlash 2's codebooks) are stored the same way, under their own names.
 A weight is int8 * scale, with scale = max |row| / 127; loading multiplies, and the draft runs in the target's dtype.
 """
 
