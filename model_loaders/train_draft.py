@@ -1,9 +1,13 @@
-"""Train a DFlash or DSpark draft for a target: ``python -m model_loaders.train_draft --target demo --output FOLDER``.
+"""Train a draft for a target: ``python -m model_loaders.train_draft --target demo --output FOLDER``.
 
 The target writes its own training text (answers to prompts that it writes too, or to those of --prompts), a
 draft learns to foresee it from the target's hidden states, and the report says how many tokens a round the
 draft then yields. FOLDER gets the checkpoint (config.json, model.safetensors), log.jsonl, acceptance.json,
 and in training/ the texts and the state that --resume goes on from.
+
+--method dflash, dspark, or dflash2: DFlash with a selector of --selector-rank over its --selector-top-k likeliest
+tokens, and with convolutions if --conv-kernel-size and --conv-group-size say so. With --start-from a DFlash draft it
+begins as that draft, and with --freeze-backbone trains the selector alone.
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ import torch
 import transformers
 
 from model_loaders.drafts.backbone import FULL, DraftConfig
-from model_loaders.drafts.checkpoint import load_draft, save_draft
-from model_loaders.drafts.dflash import DFlashDraft
-from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig, DSparkDraft
+from model_loaders.drafts.checkpoint import METHODS, load_draft, save_draft
+from model_loaders.drafts.dflash2 import DFlash2Config
+from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig
 from model_loaders.drafts.finding import find_draft
 from model_loaders.drafts.formats.zlab import default_layer_ids
 from model_loaders.errors import CheckpointError
@@ -53,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m model_loaders.train_draft", description=__doc__.split("\n\n")[0])
     p.add_argument("--target", required=True, help='"demo", a folder, a GGUF file or a hub name')
     p.add_argument("--revision", help="of a target on the hub")
-    p.add_argument("--method", default="dflash", choices=["dflash", "dspark"])
+    p.add_argument("--method", default="dflash", choices=["dflash", "dspark", "dflash2"])
     p.add_argument("--output", required=True, type=Path, metavar="FOLDER")
     p.add_argument("--device", default="auto")
     p.add_argument("--dtype", default="auto", help="of the target and of the draft's forward")
@@ -72,13 +76,22 @@ def parser() -> argparse.ArgumentParser:
 
     shape = p.add_argument_group("the draft")
     shape.add_argument(
-        "--start-from", metavar="DRAFT", help="a draft to begin with, of the same shape; its MLPs may be narrower"
+        "--start-from",
+        metavar="DRAFT",
+        help="a draft to begin with, of the same shape; its MLPs may be narrower, and dflash2 may begin with dflash",
+    )
+    shape.add_argument(
+        "--freeze-backbone", action="store_true", help="of dflash2, with --start-from: train the selector alone"
     )
     shape.add_argument("--layers", type=int, default=3)
     shape.add_argument("--intermediate-size", type=int, help="default: the target's")
     shape.add_argument("--block-size", type=int, help="rows of a block: default 8 (7 drafts), of dspark 7 (7 drafts)")
     shape.add_argument("--markov-rank", type=int, default=64, help="of dspark; 0: no Markov head")
     shape.add_argument("--markov-head", choices=MARKOV_HEADS, default=VANILLA, help="of dspark")
+    shape.add_argument("--selector-rank", type=int, default=64, help="of dflash2")
+    shape.add_argument("--selector-top-k", type=int, default=64, help="of dflash2: candidates of a draft")
+    shape.add_argument("--conv-kernel-size", type=int, default=0, help="of dflash2: taps along a block; default: none")
+    shape.add_argument("--conv-group-size", type=int, default=0, help="of dflash2: channels that share what a row adds")
     shape.add_argument("--target-layer-ids", type=int, nargs="+", help="default: five, evenly spread")
     shape.add_argument("--mask-token", help="default: an unused special token of the target")
 
@@ -89,8 +102,11 @@ def parser() -> argparse.ArgumentParser:
     loop.add_argument("--anchors", type=int, default=64, help="blocks a text")
     loop.add_argument("--learning-rate", type=float, default=6e-4)
     loop.add_argument("--gamma", type=float, default=4.0, help="decay of the loss weights over a block")
-    loop.add_argument("--cross-entropy", type=float, help="weight in the loss; default 1, of dspark 0.1")
-    loop.add_argument("--distance", type=float, help="weight of |P - Q|_1 in the loss; default 0, of dspark 0.9")
+    loop.add_argument("--cross-entropy", type=float, help="weight in the loss; default 0.1, of dflash 1")
+    loop.add_argument("--distance", type=float, help="weight of |P - Q|_1 in the loss; default 0.9, of dflash 0")
+    loop.add_argument(
+        "--unary", type=float, help="of dflash2: share of the loss without the selector; default 0.5, frozen 0"
+    )
     loop.add_argument("--compiled", action="store_true", help="fuse the loss by torch.compile")
     loop.add_argument("--every", type=int, default=500, help="steps between checkpoints")
     loop.add_argument("--stop-after", type=float, metavar="SECONDS", help="stop training here; --resume goes on")
@@ -108,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Write, train, export and measure. Returns what acceptance.json holds."""
+    check_options(args)
     start = find_draft(args.start_from) if args.start_from else None  # before the target, which takes longer
     target = load_target(args.target, device=args.device, dtype=args.dtype, revision=args.revision)
     texts = written_texts(args, target)
@@ -116,13 +133,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     options = TrainingOptions(
         steps=args.steps, batch=args.batch, anchors=args.anchors, length=args.max_length,
         learning_rate=args.learning_rate, loss=loss_weights(args), seed=args.seed, every=args.every,
-        compiled=args.compiled,
+        compiled=args.compiled, freeze_backbone=args.freeze_backbone,
     )  # fmt: skip
     if args.train_seconds:
         options = replace(options, steps=fitting_steps(args, target, config, texts[held:], options))
     trainer = Trainer(target, config, texts[held:], texts[:held], options, args.output)
     if start:
-        trainer.start_from(load_draft(start, target))
+        trainer.start_from(load_draft(start, target, dtype=torch.float32))
     if args.resume and trainer.resume():
         print(f"resumed at step {trainer.step}", flush=True)
     export(trainer, args.int8)
@@ -142,13 +159,37 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """Raise CheckpointError for options of DFlash 2 that don't go together."""
+    dflash2 = args.method == "dflash2"
+    if args.freeze_backbone and not (dflash2 and args.start_from):
+        raise CheckpointError(
+            f"--freeze-backbone with --method {args.method}, --start-from {args.start_from}: expected dflash2 and the "
+            "draft that a selector is trained for"
+        )
+    if not dflash2:
+        return
+    for name, lowest in (("selector_rank", 1), ("selector_top_k", 2), ("conv_kernel_size", 0), ("conv_group_size", 0)):
+        if (value := getattr(args, name)) < lowest:
+            raise CheckpointError(f"--{name.replace('_', '-')}={value}, expected at least {lowest}")
+    if bool(args.conv_kernel_size) != bool(args.conv_group_size):
+        raise CheckpointError(
+            f"--conv-kernel-size={args.conv_kernel_size} with --conv-group-size={args.conv_group_size}, expected both "
+            "or neither"
+        )
+    if args.unary is not None and not 0 <= args.unary <= 1:
+        raise CheckpointError(f"--unary={args.unary}, expected a share from 0 to 1")
+
+
 def loss_weights(args: argparse.Namespace) -> LossWeights:
     """The weights of the loss's terms: the command line's, or the method's own."""
-    cross_entropy, distance = (0.1, 0.9) if args.method == "dspark" else (1.0, 0.0)
+    cross_entropy, distance = (1.0, 0.0) if args.method == "dflash" else (0.1, 0.9)
+    unary = 0.0 if args.freeze_backbone else 0.5  # of a frozen backbone's logits it is a constant
     return LossWeights(
         cross_entropy if args.cross_entropy is None else args.cross_entropy,
         distance if args.distance is None else args.distance,
         args.gamma,
+        unary if args.unary is None else args.unary,
     )
 
 
@@ -216,8 +257,20 @@ def draft_config(args: argparse.Namespace, target: Any) -> DraftConfig:
         "max_position_embeddings": target.max_position or 32768,
         "vocab_size": target.vocab_size,
     }
-    if not dspark:
+    if args.method == "dflash":
         return DraftConfig(**fields)
+    if args.method == "dflash2":
+        if args.conv_group_size and target.hidden_size % args.conv_group_size:
+            raise CheckpointError(
+                f"--conv-group-size={args.conv_group_size}, expected a divisor of hidden_size={target.hidden_size}"
+            )
+        return DFlash2Config(
+            **fields,
+            selector_rank=args.selector_rank,
+            selector_top_k=args.selector_top_k,
+            conv_kernel_size=args.conv_kernel_size,
+            conv_group_size=args.conv_group_size,
+        )
     return DSparkConfig(
         **fields,
         markov_rank=args.markov_rank,
@@ -254,8 +307,8 @@ def mask_token_id(token: str | None, target: Any) -> int:
 
 def export(trainer: Trainer, int8: bool) -> None:
     """Write the module in the target's dtype, or int8, as a checkpoint that load_draft reads."""
-    kind = DSparkDraft if isinstance(trainer.config, DSparkConfig) else DFlashDraft
-    save_draft(trainer.folder, kind(trainer.result(), trainer.target), dtype=trainer.dtype, int8=int8)
+    new_draft = METHODS[type(trainer.config)][1]
+    save_draft(trainer.folder, new_draft(trainer.result(), trainer.target), dtype=trainer.dtype, int8=int8)
 
 
 def measure(args: argparse.Namespace, target: Any, held_out: Sequence[Text]) -> dict[str, Any]:

@@ -30,17 +30,19 @@ from torch import Tensor
 from model_loaders.training.dataset import Batch
 
 ROWS_AT_ONCE = 8192
-Heads = Callable[[list[Tensor]], tuple[Tensor, Tensor | None]]
-"""Rows of the outputs -> logits [n, V] and confidences' logits [n] or None."""
+Heads = Callable[[list[Tensor]], tuple[Tensor | None, ...]]
+"""Rows of the outputs -> what `Made` holds, or as many of its parts as there are."""
 
 
 @dataclass(frozen=True)
 class LossWeights:
-    """cross_entropy, distance: of the two terms. gamma: how slowly a draft's weight falls with its place."""
+    """cross_entropy, distance: of the two terms. gamma: how slowly a draft's weight falls with its place. unary: of a
+    selector's draft, the share of the loss that its logits without the selector have."""
 
     cross_entropy: float = 1.0
     distance: float = 0.0
     gamma: float = 4.0
+    unary: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,19 @@ class Against(NamedTuple):
         return Against(*(tensor[part] for tensor in self))
 
 
+class Made(NamedTuple):
+    """What the heads make of n drafts: logits [n, V] and, where a method has them, confidences' logits float32 [n], and
+    candidates int64 [n, K] with what a selector adds to their logits, float32 [n, K]."""
+
+    logits: Tensor
+    confidence: Tensor | None = None
+    candidates: Tensor | None = None
+    added: Tensor | None = None
+
+
 class Compared(NamedTuple):
     """Of n drafts: the first two terms of the loss unweighted, |P - Q|_1, the argmax int64, its probability under P,
-    and the weighted terms' gradient [n, V] in the logits' dtype."""
+    and the weighted terms' gradient [n, V] in the logits' dtype, or by the candidates' scores float32 [n, K]."""
 
     losses: Tensor
     distances: Tensor
@@ -123,37 +135,38 @@ def batch_loss(
     *,
     backward: bool = False,
     comparing: Callable[..., Compared] = compare,
+    choosing: Callable[..., Compared] | None = None,
     rows_at_once: int = ROWS_AT_ONCE,
 ) -> StepStats:
     """The loss of all drafts of a batch; with backward, the gradients of what made the outputs and of the heads.
 
     outputs: tensors [b, A, K, ...] from which heads makes logits and confidences. target_hidden [b, L, d]: the states
     that enter target_head. anchors int64 [b, A]: draft k is held against the token k behind them; real bool [b, A].
-    comparing: `compare` or the compiled one. Logits are made, and their gradients used up, rows_at_once at a time.
+    comparing: `compare` or the compiled one; choosing: the same of `dflash2.compare_candidates`, for heads that make
+    candidates. Logits are made, and their gradients used up, rows_at_once at a time.
     """
     against, inside = _against(target_hidden, batch, anchors, real, num_drafts, weights.gamma)
     flat = [out.flatten(0, 2) for out in outputs]
-    leaves = [out.detach().requires_grad_(backward) for out in flat]
+    leaves = [out.detach().requires_grad_(backward and out.requires_grad) for out in flat]
     pieces = -(-len(against.tokens) // rows_at_once)
     size = -(-len(against.tokens) // pieces)
     found: list[tuple[Tensor, ...]] = []
     for i in range(0, len(against.tokens), size):
         part = slice(i, i + size)
         with torch.set_grad_enabled(backward):
-            logits, confidence = heads([leaf[part] for leaf in leaves])
+            made = Made(*heads([leaf[part] for leaf in leaves]))  # type: ignore[arg-type]
         with torch.no_grad():
             rows = against.rows(part)
-            compared = comparing(logits.detach(), target_head(rows.states), rows, weights)
-            loss = (compared.losses * rows.weights).sum()
-        made: list[tuple[Tensor, Any]] = [(logits, compared.gradient)]
-        if confidence is not None:
+            compared, loss, roots = _terms(made, target_head(rows.states), rows, weights, comparing, choosing)
+        if made.confidence is not None:
             kept = 1 - 0.5 * compared.distances
             with torch.set_grad_enabled(backward):
-                sure = F.binary_cross_entropy_with_logits(confidence, kept, weight=rows.weights, reduction="sum")
+                sure = F.binary_cross_entropy_with_logits(made.confidence, kept, weight=rows.weights, reduction="sum")
             loss = loss + sure.detach()
-            made.append((sure, None))
+            roots.append((sure, None))
         if backward:
-            torch.autograd.backward([root for root, _ in made], [gradient for _, gradient in made])
+            roots = [root for root in roots if root[0].requires_grad]
+            torch.autograd.backward([root for root, _ in roots], [gradient for _, gradient in roots])
         found.append((loss, compared.guesses == rows.tokens, compared.mass, 1 - 0.5 * compared.distances))
     if backward:
         used = [(out, leaf.grad) for out, leaf in zip(flat, leaves, strict=True) if leaf.grad is not None]
@@ -170,6 +183,36 @@ def batch_loss(
         overlap=by_position(overlap),
         counts=inside.flatten(0, 1).float().sum(0),
     )
+
+
+def _terms(
+    made: Made,
+    target_logits: Tensor,
+    rows: Against,
+    weights: LossWeights,
+    comparing: Callable[..., Compared],
+    choosing: Callable[..., Compared] | None,
+) -> tuple[Compared, Tensor, list[tuple[Tensor, Any]]]:
+    """The proposal's law compared, the first two terms of the loss, and the gradients by what the heads made."""
+    logits = made.logits.detach()
+    if made.candidates is None:
+        compared = comparing(logits, target_logits, rows, weights)
+        return compared, (compared.losses * rows.weights).sum(), [(made.logits, compared.gradient)]
+    assert choosing is not None
+    assert made.added is not None
+    unary = rows._replace(weights=rows.weights * weights.unary)
+    chosen = rows._replace(weights=rows.weights * (1 - weights.unary))
+    compared = choosing(logits, target_logits, made.candidates, made.added.detach(), chosen, weights)
+    loss, roots = (compared.losses * chosen.weights).sum(), [(made.added, compared.gradient)]
+    gradient = None
+    if weights.unary:
+        alone = comparing(logits, target_logits, unary, weights)
+        loss, gradient = loss + (alone.losses * unary.weights).sum(), alone.gradient
+    if made.logits.requires_grad:
+        gradient = torch.zeros_like(logits) if gradient is None else gradient
+        gradient.scatter_add_(1, made.candidates, compared.gradient.to(gradient.dtype))
+        roots.append((made.logits, gradient))
+    return compared, loss, roots
 
 
 def _against(

@@ -20,22 +20,26 @@ class Optimizer:
     def __init__(self, named: Mapping[str, Tensor], weight_decay: float):
         hidden = {name for name, weight in named.items() if weight.ndim == 2 and name.startswith(("layers.", "fc."))}
         self._named = dict(named)
-        self._muon = torch.optim.Muon(
-            [weight for name, weight in named.items() if name in hidden],
-            weight_decay=weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if hidden:
+            self._muon = torch.optim.Muon(
+                [weight for name, weight in named.items() if name in hidden],
+                weight_decay=weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            self._optimizers.append(self._muon)
         self._adamw = torch.optim.AdamW(
             [weight for name, weight in named.items() if name not in hidden],
             betas=(0.9, 0.95),
             weight_decay=weight_decay,
             fused=any(weight.is_cuda for weight in named.values()),
         )
+        self._optimizers.append(self._adamw)
         self._of = {name: self._muon if name in hidden else self._adamw for name in named}
 
     def step(self, learning_rate: float) -> None:
         """One step down the weights' gradients."""
-        for optimizer in (self._muon, self._adamw):
+        for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
@@ -58,4 +62,4 @@ class Optimizer:
             optimizer.state[weight] = state
 
     def _keys(self, name: str) -> tuple[str, ...]:
-        return _MUON if self._of[name] is self._muon else _ADAMW
+        return _ADAMW if self._of[name] is self._adamw else _MUON

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model_loaders.drafts.dflash2 import DFlash2Config
 from model_loaders.drafts.dspark import DSparkConfig, DSparkModule
 from model_loaders.layers.taps import LayerTaps
-from model_loaders.training import dspark
+from model_loaders.training import dflash2, dspark
 from model_loaders.training.attention import training_attention
 from model_loaders.training.blocks import block_hidden
 from model_loaders.training.dataset import Batch
@@ -18,7 +19,7 @@ from model_loaders.training.loss import LossWeights, StepStats, batch_loss, comp
 
 
 class Step:
-    """The loss of a module's blocks, and the gradients of its float32 weights in their `.grad`.
+    """The loss of a module's blocks, and the gradients of its float32 weights that ask for one in their `.grad`.
 
     feature_scale float32 [m*d]: what the target's features are multiplied by. The forward runs on copies of the weights
     in the target's dtype. compiled: fuse the loss (CUDA).
@@ -27,6 +28,7 @@ class Step:
     def __init__(self, target: Any, module: Any, feature_scale: Tensor, weights: LossWeights, *, compiled: bool):
         self._target, self._module, self._scale, self._weights = target, module, feature_scale, weights
         self._comparing = compiled_compare() if compiled else compare
+        self._choosing = dflash2.compiled_compare_candidates() if compiled else dflash2.compare_candidates
         self._named = dict(module.named_parameters())
         self._graph: Any = None
 
@@ -81,11 +83,13 @@ class Step:
         if isinstance(config, DSparkConfig):
             assert isinstance(module, DSparkModule)
             num_drafts = config.block_size
-            after = torch.arange(num_drafts, device=anchors.device)
-            at = (anchors.unsqueeze(-1) + after).clamp(max=batch.tokens.shape[1] - 1)
-            previous = batch.tokens.gather(1, at.flatten(1)).view_as(at)
-            outputs = dspark.before_heads(module, copies, hidden, previous)
+            outputs = dspark.before_heads(module, copies, hidden, _previous(batch.tokens, anchors, num_drafts))
             heads: Any = partial(dspark.heads, config, copies, target.head)
+        elif isinstance(config, DFlash2Config) and config.selector_rank:
+            num_drafts = config.block_size - 1
+            previous = _previous(batch.tokens, anchors, num_drafts)
+            outputs = dflash2.before_heads(copies, hidden[:, :, 1:], previous)
+            heads = partial(dflash2.heads, config, copies, target.head)
         else:
             num_drafts, outputs = config.block_size - 1, [hidden[:, :, 1:]]
 
@@ -94,8 +98,14 @@ class Step:
 
         return batch_loss(
             outputs, heads, target.head, target_hidden, batch, anchors, real, num_drafts, self._weights,
-            backward=backward, comparing=self._comparing,
+            backward=backward, comparing=self._comparing, choosing=self._choosing,
         )  # fmt: skip
+
+
+def _previous(tokens: Tensor, anchors: Tensor, num_drafts: int) -> Tensor:
+    """The text's token before each draft, int64 [b, A, D], of tokens [b, L]: the anchor before the first."""
+    at = anchors.unsqueeze(-1) + torch.arange(num_drafts, device=anchors.device)
+    return tokens.gather(1, at.clamp(max=tokens.shape[1] - 1).flatten(1)).view_as(at)
 
 
 @torch.no_grad()

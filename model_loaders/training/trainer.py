@@ -1,4 +1,4 @@
-"""The training loop of a DFlash or DSpark draft, its checkpoints and its log.
+"""The training loop of a DFlash, DSpark or DFlash 2 draft, its checkpoints and its log.
 
 Master weights and optimiser state are float32; the forward runs on a copy in the target's dtype, which is how
 the draft will run later. The target's features are computed on the fly. A step depends on its number, the
@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from tqdm import tqdm
 
 from model_loaders.drafts.backbone import Backbone, DraftConfig
 from model_loaders.drafts.block_draft import BlockDraft
-from model_loaders.drafts.dspark import DSparkConfig, DSparkModule
+from model_loaders.drafts.checkpoint import METHODS
+from model_loaders.drafts.dflash2 import DFlash2Config
 from model_loaders.errors import CheckpointError
 from model_loaders.training.blocks import draw_anchors
 from model_loaders.training.dataset import Batch, Batches, Text, collate
+from model_loaders.training.dflash2 import SELECTOR
 from model_loaders.training.loss import LossWeights, StepStats
 from model_loaders.training.optimizer import Optimizer
 from model_loaders.training.step import Step, target_states
@@ -37,7 +39,7 @@ from model_loaders.training.step import Step, target_states
 class TrainingOptions:
     """steps: optimiser steps in all. batch: texts a step. anchors: blocks a text. length: tokens a text is
     cut to. loss: see training/loss.py. warmup: share of the steps. every: steps between checkpoints and
-    held-out losses. compiled: fuse the loss (CUDA).
+    held-out losses. compiled: fuse the loss (CUDA). freeze_backbone: train DFlash 2's selector alone.
     """
 
     steps: int = 4000
@@ -53,11 +55,12 @@ class TrainingOptions:
     every: int = 500
     log_every: int = 20
     compiled: bool = False
+    freeze_backbone: bool = False
 
 
 def new_module(config: DraftConfig) -> Backbone:
-    """The module of a configuration: DSpark's with its heads, or DFlash's."""
-    return DSparkModule(config) if isinstance(config, DSparkConfig) else Backbone(config)
+    """The module of a configuration, of its class's method."""
+    return METHODS[type(config)][0](config)
 
 
 class Trainer:
@@ -81,7 +84,13 @@ class Trainer:
         initialise(self.module, options.seed)
         self.module.to(self.device)
         self.named = dict(self.module.named_parameters())
-        self.optimizer = Optimizer(self.named, options.weight_decay)
+        if options.freeze_backbone:
+            for name, weight in self.named.items():
+                weight.requires_grad_(name.startswith(SELECTOR))
+        self.trained = {name: weight for name, weight in self.named.items() if weight.requires_grad}
+        if not self.trained:
+            raise CheckpointError("freeze_backbone=True, expected a draft with a selector; there is nothing to train")
+        self.optimizer = Optimizer(self.trained, options.weight_decay)
         self.step = 0
         self.feature_scale = self._feature_scale()
         self.blocks = Step(target, self.module, self.feature_scale, options.loss, compiled=options.compiled)
@@ -124,7 +133,7 @@ class Trainer:
         options = self.options
         batch = self.batches.at(self.step).to(self.device)
         stats = self.blocks.gradients(batch, *self._anchors(batch, self.step))
-        torch.nn.utils.clip_grad_norm_(list(self.named.values()), options.clip)
+        torch.nn.utils.clip_grad_norm_(list(self.trained.values()), options.clip)
         self.optimizer.step(self.learning_rate(self.step))
         return stats
 
@@ -132,15 +141,17 @@ class Trainer:
     def start_from(self, draft: BlockDraft) -> None:
         """Begin with a trained draft's weights; CheckpointError if it is of another shape.
 
-        Its MLPs may be narrower. What they lack keeps its first weights, but adds nothing to the output yet: the draft
-        that training begins with is the one that was given.
+        Its MLPs may be narrower, and a DFlash draft may get DFlash 2's parts. What it lacks keeps its first weights,
+        but adds nothing to the output yet: the draft that training begins with is the one that was given.
         """
-        narrow = draft.config.intermediate_size
-        if replace(draft.config, intermediate_size=self.config.intermediate_size) != self.config or (
-            narrow > self.config.intermediate_size
+        narrow, wanted = draft.config.intermediate_size, self.config
+        if isinstance(wanted, DFlash2Config) and type(draft.config) is DraftConfig:
+            wanted = DraftConfig(**{part.name: getattr(wanted, part.name) for part in fields(DraftConfig)})
+        if replace(draft.config, intermediate_size=wanted.intermediate_size) != wanted or (
+            narrow > wanted.intermediate_size
         ):
             raise CheckpointError(
-                f"--start-from {draft.name}: its configuration is {draft.config}, expected {self.config}, of which "
+                f"--start-from {draft.name}: its configuration is {draft.config}, expected {wanted}, of which "
                 "intermediate_size may be larger; give the options that it was trained with"
             )
         for name, weight in draft.module.float().state_dict().items():
@@ -209,8 +220,11 @@ class Trainer:
         """1 / rms of every feature, float32 [m*d].
 
         Residual streams have a few huge dimensions, which would drown the others in `fc` for thousands of
-        steps. Training sees scaled features; `result` folds the scale into fc, so checkpoints stay plain.
+        steps. Training sees scaled features; `result` folds the scale into fc, so checkpoints stay plain. A frozen
+        backbone takes features as they come, so that its fc stays what it is to the last bit.
         """
+        if self.options.freeze_backbone:
+            return torch.ones(len(self.config.target_layer_ids) * self.config.hidden_size, device=self.device)
         batch = self.batches.at(0).to(self.device)
         features, _ = target_states(self.target, self.config.target_layer_ids, batch.tokens)
         real = torch.arange(features.shape[1], device=self.device) < batch.lengths.unsqueeze(1)
@@ -235,15 +249,20 @@ class Trainer:
 
 
 def initialise(module: Backbone, seed: int) -> None:
-    """Normal weights of deviation 0.5 / sqrt(hidden_size), norms of one; the same for a seed everywhere."""
+    """Normal weights of deviation 0.5 / sqrt(hidden_size), norms of one; the same for a seed everywhere.
+
+    DFlash 2's parts do nothing yet: convolutions are the identity, and the selector adds zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     deviation = 0.5 / module.config.hidden_size**0.5
     with torch.no_grad():
         for name, weight in module.named_parameters():
             if name.endswith("norm.weight"):
                 weight.fill_(1.0)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "successor_codebook", "kernel_projection.weight")):
                 weight.zero_()
+            elif name.endswith("base_kernel"):
+                weight.zero_()[:, 0] = 1
             else:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * deviation)
 
