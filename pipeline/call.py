@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from pipeline.contract import Capabilities
 from pipeline.errors import InvalidRequest
 from pipeline.intake import Intake, policies_of
@@ -35,6 +37,7 @@ class Call:
         self._intake = intake
         self._coming = deque(enumerate(zip(prompts, policies, strict=True)))
         self._ended: dict[int, list[Rollout]] = {}
+        self._ahead: np.ndarray | InvalidRequest | None = None  # what `encode_next` found
         self.distinct = list({id(policy): policy for policy in policies}.values())
         self._numbers = {id(policy): number for number, policy in enumerate(self.distinct)}
         self.num_open = sum(policy.n for policy in policies)
@@ -49,13 +52,26 @@ class Call:
         """Prompts that haven't been queued."""
         return len(self._coming)
 
+    def encode_next(self) -> None:
+        """Encode the prompt that is queued next, so that `queue` needn't: for when nothing waits for the host."""
+        if self._coming and self._ahead is None:
+            _, (prompt, _) = self._coming[0]
+            try:
+                self._ahead = self._intake.encode(prompt)
+            except InvalidRequest as refusal:
+                self._ahead = refusal
+
     def queue(self, can: Capabilities) -> None:
         """Queue the next prompt, or refuse it."""
         index, (prompt, policy) = self._coming.popleft()
+        ahead, self._ahead = self._ahead, None
         ticket, number = self._intake.ticket(), self._numbers[id(policy)]
         self._ended[ticket] = []
         try:
-            token_ids = self._intake.admissible(prompt, policy, can)
+            if isinstance(ahead, InvalidRequest):
+                raise ahead
+            token_ids = self._intake.encode(prompt) if ahead is None else ahead
+            self._intake.check(token_ids, policy, can)
         except InvalidRequest as refusal:
             for rollout in Rollout.refused(str(refusal), index, policy.n, number):
                 self.take(ticket, rollout)

@@ -59,23 +59,30 @@ class Intake:
         self.num_tickets += 1
         return self.num_tickets - 1
 
-    def admissible(self, prompt: Prompted, params: SamplingParams, can: Capabilities) -> np.ndarray:
-        """The token ids, int32 [n], of a prompt that a pipeline which can do this serves.
+    def encode(self, prompt: Prompted) -> np.ndarray:
+        """The token ids of a prompt, int32 [n]. Changes nothing: it may be done ahead.
+
+        Raises:
+            InvalidRequest: It isn't a prompt of this target's.
+        """
+        return token_ids_of(prompt, self._state.target)
+
+    def check(self, token_ids: np.ndarray, params: SamplingParams, can: Capabilities) -> None:
+        """Hold a prompt's token ids against what the pipeline can do now.
 
         Raises:
             InvalidRequest: It can't be served exactly as asked.
         """
-        token_ids = token_ids_of(prompt, self._state.target)
         check_request(token_ids, params, can)
         if isinstance(params.grammar, Grammar):
             self._grammars.compile(params.grammar)
-        return token_ids
 
     def enqueue(self, ticket: int, token_ids: np.ndarray, params: SamplingParams, index: int, number: int) -> None:
         """Put a prompt's samples behind those that wait.
 
         Args:
-            ticket, token_ids: From `ticket` and `admissible`.
+            ticket: From `ticket`.
+            token_ids: From `encode`, and checked.
             index: The prompt's, in its rollouts.
             number: Of its parameters, among the distinct ones of its call.
         """

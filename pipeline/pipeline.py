@@ -150,6 +150,7 @@ class SpeculativePipeline:
         try:
             self._run(call, progress)
         finally:
+            self._stepper.meanwhile = None
             # What an interrupted call left; the pipeline goes on without it.
             self.state.abandon(call.tickets)
             self._stepper.forget(call.tickets)
@@ -173,7 +174,8 @@ class SpeculativePipeline:
             InvalidRequest: The request can't be served exactly as asked.
         """
         params = params or SamplingParams()
-        token_ids = self._intake.admissible(prompt, params, self.capabilities)
+        token_ids = self._intake.encode(prompt)
+        self._intake.check(token_ids, params, self.capabilities)
         ticket = self._intake.ticket()
         self._intake.enqueue(ticket, token_ids, params, ticket, 0)
         return ticket
@@ -300,6 +302,7 @@ class SpeculativePipeline:
 
     def _run(self, call: Call, progress: bool) -> None:
         most, tokens, started = self.state.options.max_batch, 0, time.perf_counter()
+        self._stepper.meanwhile = call.encode_next
         with tqdm(total=call.num_open, disable=not progress, unit="sample") as bar:
             while call.num_open:
                 for _ in range(1 if self.state.running else call.num_coming):

@@ -42,6 +42,16 @@ class Stepper:
         self._contained, self._tried = 0, False
 
     @property
+    def meanwhile(self) -> Callable[[], None] | None:
+        """Called once a round where an engine would only wait for the device; it may change nothing of the state."""
+        return None if self._engine is None else self._engine.meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, work: Callable[[], None] | None) -> None:
+        if self._engine is not None:
+            self._engine.meanwhile = work
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the pair can do under the options, thresholds and stages of now."""
         captured = self._engine is not None and self._engine.rounds.graphs is not None

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import gpu
 from model_loaders.targets import target
-from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
+from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline, intake
 from pipeline.engine.buckets import KV_STEP, kv_bucket, slots_bucket, top_bucket
 from pipeline.engine.features import Features
 from pipeline.engine.memory import fitting, slot_bytes
 from pipeline.engine.prefills import Prefills
-from pipeline.engine.rounds import Shape
+from pipeline.engine.rounds import Rounds, Shape, Ticket
 from pipeline.lengths import ConfidenceThreshold
 from pipeline.ngram import NgramProposer
 from pipeline.state import Options
@@ -637,3 +637,30 @@ def test_a_compiled_forward(monkeypatch):
             lengths=[1],
             compiled=True,
         )
+
+
+def test_prompts_are_encoded_while_rounds_are_on_their_way(monkeypatch):
+    """All but those that nobody could wait beside: as many as there are slots, before the first round."""
+    events = []
+
+    def noted(owner, name, event):
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (events.append(event), function(*a, **k))[1])
+
+    noted(intake, "token_ids_of", "encode")
+    noted(Rounds, "launch", "launch")
+    noted(Ticket, "receive", "receive")
+    prompts = [[1 + i, 2, 3] for i in range(12)]
+    prompts[5], prompts[9] = [], [1, "2"]  # refused
+    params = [SamplingParams(seed=i, max_new_tokens=4 + i % 3, ignore_eos=True) for i in range(12)]
+    with pytest.warns(UserWarning, match="2 of 12 samples"):
+        found = engines.pipe("ordinary", max_batch=2).generate(prompts, params)
+    assert [bool(rollout.error) for rollout in found] == [i in (5, 9) for i in range(12)]
+    first = events.index("launch")
+    assert events[:first] == ["encode"] * 2
+    later = [before for before, event in zip(events[first:], events[first + 1 :], strict=False) if event == "encode"]
+    assert len(later) == 10
+    assert set(later) == {"launch"}
+    with pytest.warns(UserWarning, match="2 of 12 samples"):
+        eager = engines.pipe("ordinary", engine="eager", max_batch=2).generate(prompts, params)
+    assert [r.token_ids.tolist() for r in found] == [r.token_ids.tolist() for r in eager]

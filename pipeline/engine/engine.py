@@ -48,6 +48,9 @@ class Engine:
         state: The pipeline's; its caches are reserved whole, so that they never move.
         run: Calls one of the pipeline's stages by name, with its records.
         graphs: Capture rounds as CUDA graphs; otherwise they are launched piece by piece.
+
+    Attributes:
+        meanwhile: Work for the host while two rounds are on their way, once a step; it may change nothing of the state.
     """
 
     def __init__(self, state: State, run: Callable[..., Any], *, graphs: bool):
@@ -66,6 +69,7 @@ class Engine:
         self._unread: dict[int, Counter[Request]] = {gpu.FIRST: Counter(), gpu.DECODING: Counter()}
         self._occupants: list[Request | None] = [None] * num_slots
         self._stale = True
+        self.meanwhile: Callable[[], None] | None = None
 
     @property
     def graphs(self) -> list[Graphs]:
@@ -100,6 +104,8 @@ class Engine:
             self._prefills.beside(self.state.options.prefill_chunk)
             self._launch_decode()
             if not waits:
+                if self.meanwhile is not None:
+                    self.meanwhile()
                 delivered = self._deliver_first(before if len(self._pending) > before else len(self._pending))
             return admitted, delivered
 
