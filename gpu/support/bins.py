@@ -1,8 +1,8 @@
 """The bins in which a row's stored maxima are counted: BINS, in the order of the keys.
 
 An octave from 2^-6 to 2^10, where logits lie, has 16 bins, any other is one. So the granules down to the bin of the
-k-th largest are few more than k, without another look at the maxima. Four times as many bins an octave list fewer yet,
-but make the scan's blocks add to more of them: 1 us more for 256 rows.
+k-th largest are few more than k, without another look at the maxima. More bins an octave would list fewer yet, but
+make every block of the scan add to more of them.
 
 With t a magnitude's bits in the stored key, and c how far it is above 2^-6, at least 0 and at most 16 octaves, its bin
 is (t - c) / octave + 16 * c / octave, counted from zero up or down.
