@@ -83,7 +83,7 @@ SPILLED = {
     "scan_and_round": 160,
     # Where a rejected draft's law is taken from its policy, which reads two rows.
     "verify_by_logits": 400,
-    "round_by_logits": 630,
+    "round_by_logits": 660,
 }  # bytes of stores and loads at the registers that the kernel allows itself
 
 
