@@ -150,7 +150,6 @@ class SpeculativePipeline:
         try:
             self._run(call, progress)
         finally:
-            self._stepper.meanwhile = None
             # What an interrupted call left; the pipeline goes on without it.
             self.state.abandon(call.tickets)
             self._stepper.forget(call.tickets)
@@ -302,7 +301,6 @@ class SpeculativePipeline:
 
     def _run(self, call: Call, progress: bool) -> None:
         most, tokens, started = self.state.options.max_batch, 0, time.perf_counter()
-        self._stepper.meanwhile = call.encode_next
         with tqdm(total=call.num_open, disable=not progress, unit="sample") as bar:
             while call.num_open:
                 for _ in range(1 if self.state.running else call.num_coming):
@@ -311,7 +309,7 @@ class SpeculativePipeline:
                     call.queue(self.capabilities)
                 if not self.has_work:  # all that were left are refused
                     break
-                step = self.step()
+                step = self._stepper.step(False, call.encode_next)
                 others = [r for request, r in step.ended if not call.take(request.prompt.ticket, r)]
                 self._unclaimed.extend(others)
                 tokens += step.num_tokens

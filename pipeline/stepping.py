@@ -42,16 +42,6 @@ class Stepper:
         self._contained, self._tried = 0, False
 
     @property
-    def meanwhile(self) -> Callable[[], None] | None:
-        """Called once a round where an engine would only wait for the device; it may change nothing of the state."""
-        return None if self._engine is None else self._engine.meanwhile
-
-    @meanwhile.setter
-    def meanwhile(self, work: Callable[[], None] | None) -> None:
-        if self._engine is not None:
-            self._engine.meanwhile = work
-
-    @property
     def capabilities(self) -> Capabilities:
         """What the pair can do under the options, thresholds and stages of now."""
         captured = self._engine is not None and self._engine.rounds.graphs is not None
@@ -70,14 +60,17 @@ class Stepper:
         """Don't hand out what was ended of these tickets."""
         self._taken_out = [pair for pair in self._taken_out if pair[0].prompt.ticket not in tickets]
 
-    def step(self, contain: bool) -> Round:
-        """One round; see `SpeculativePipeline.step`."""
+    def step(self, contain: bool, meanwhile: Callable[[], None] | None = None) -> Round:
+        """One round; see `SpeculativePipeline.step`.
+
+        meanwhile: see `Engine.step`; without an engine nobody calls it.
+        """
         while True:
             self._take_out_cancelled()
             go_back = self._state.save()
             try:
                 with threads_for(self._most_logits()):
-                    done = self._round()
+                    done = self._round(meanwhile)
             except Exception as error:
                 self._undo(go_back, error)
                 scarce = is_out_of_memory(error)
@@ -100,13 +93,13 @@ class Stepper:
                 taken_out, self._taken_out = self._taken_out, []
                 return replace(done, taken_out=taken_out)
 
-    def _round(self) -> Round:
+    def _round(self, meanwhile: Callable[[], None] | None) -> Round:
         delivered = []
         if self._engine is not None:
             if self._runner.looked_into or not self._engine.takes():
                 delivered = self._engine.drain()
             else:
-                admitted, delivered = self._engine.step()
+                admitted, delivered = self._engine.step(meanwhile)
                 return Round(admitted, None, None, delivered)
         with torchs_stream(self._state.target.device):
             self._state.clean()

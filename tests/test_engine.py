@@ -306,14 +306,14 @@ def test_grammars_run_in_rounds(kind):
     assert {"eos", "stop", "length"} <= {r.finish_reason for r in want}
     pipe = engines.pipe(kind, max_batch=3)
     frozen = pipe._engine.rounds.graphs = Frozen()
-    eager, step = [], pipe.step
+    eager, step = [], pipe._stepper.step
 
-    def watched():
-        record = step()
+    def watched(*arguments):
+        record = step(*arguments)
         eager.append(record.decode is not None)
         return record
 
-    pipe.step = watched
+    pipe._stepper.step = watched
     assert_same(pipe.generate(PROMPTS[::-1], GRAMMARS), engines.pipe(kind, "eager").generate(PROMPTS[::-1], GRAMMARS))
     assert_same(pipe.generate(PROMPTS, GRAMMARS), want)
     assert not any(eager)
@@ -418,14 +418,14 @@ def test_requests_change_over_to_eager_rounds_and_back():
     want = engines.pipe(engine="eager", max_batch=3).generate(PROMPTS, params)
     pipe = engines.pipe(max_batch=3)
     seen = []
-    step = pipe.step
+    step = pipe._stepper.step
 
-    def watched():
-        record = step()
+    def watched(*arguments):
+        record = step(*arguments)
         seen.append(record.decode is not None)
         return record
 
-    pipe.step = watched
+    pipe._stepper.step = watched
     assert_same(pipe.generate(PROMPTS, params), want)
     assert {True, False} <= set(seen)
     assert seen[0] is False or seen[-1] is False

@@ -21,7 +21,7 @@ KEYS, IDS, WORK = 0, CANDIDATES, 2 * CANDIDATES  # where they lie in the shared 
 BOX = WORK + LISTED  # a few words that one thread leaves for all
 SCRATCHES = BOX + 8  # of the block-wide operations, a word for each of 32 warps
 SHARED = SCRATCHES + 4 * WARP
-_FINE = 128  # parts that a bin is divided in, where it holds too many
+_PARTS = 128  # parts that a bin is divided in, where it holds too many
 
 
 class Gather(NamedTuple):
@@ -114,7 +114,7 @@ def gather_of(name: str, threads: int) -> Gather:
     def refine(row, need, shared):
         slot, above = np.int32(shared[BOX]), np.int32(shared[BOX + 2])
         low, beyond = max(least_of(slot), np.uint32(1)), least_of(np.int32(slot + 1))  # 0 lies beyond the row
-        for i in range(cuda.threadIdx.x, _FINE, threads):
+        for i in range(cuda.threadIdx.x, _PARTS, threads):
             shared[np.uint32(WORK + i)] = 0
         cuda.syncthreads()
         for granule in range(8 * cuda.threadIdx.x, row.num_granules, 8 * threads):
@@ -124,7 +124,7 @@ def gather_of(name: str, threads: int) -> Gather:
                         cuda.atomic.add(shared, np.uint32(WORK + (np.uint32(half - low) >> np.uint32(to_part))), 1)
         cuda.syncthreads()
         if cuda.threadIdx.x < WARP:
-            part = np.int32(_FINE - 1 - 4 * cuda.threadIdx.x)
+            part = np.int32(_PARTS - 1 - 4 * cuda.threadIdx.x)
             own = np.int32(0)
             for i in range(4):
                 own = np.int32(own + shared[np.uint32(WORK + part - i)])

@@ -48,9 +48,6 @@ class Engine:
         state: The pipeline's; its caches are reserved whole, so that they never move.
         run: Calls one of the pipeline's stages by name, with its records.
         graphs: Capture rounds as CUDA graphs; otherwise they are launched piece by piece.
-
-    Attributes:
-        meanwhile: Work for the host while two rounds are on their way, once a step; it may change nothing of the state.
     """
 
     def __init__(self, state: State, run: Callable[..., Any], *, graphs: bool):
@@ -69,7 +66,6 @@ class Engine:
         self._unread: dict[int, Counter[Request]] = {gpu.FIRST: Counter(), gpu.DECODING: Counter()}
         self._occupants: list[Request | None] = [None] * num_slots
         self._stale = True
-        self.meanwhile: Callable[[], None] | None = None
 
     @property
     def graphs(self) -> list[Graphs]:
@@ -85,8 +81,10 @@ class Engine:
         coming = [request for request, _ in zip(state.waiting, range(room), strict=False)]
         return why_eager(state, [*state.running, *coming]) is None
 
-    def step(self) -> tuple[Admitted, list[Delivered]]:
+    def step(self, meanwhile: Callable[[], None] | None = None) -> tuple[Admitted, list[Delivered]]:
         """Launch a round, and deliver what the rounds before it came to; without work, deliver all.
+
+        meanwhile: work for the host between the two, while rounds are on their way; it may change nothing of the state.
 
         With a grammar among the requests nothing may be on its way when a block is launched: what its rows may be
         depends on every token before.
@@ -104,8 +102,8 @@ class Engine:
             self._prefills.beside(self.state.options.prefill_chunk)
             self._launch_decode()
             if not waits:
-                if self.meanwhile is not None:
-                    self.meanwhile()
+                if meanwhile is not None:
+                    meanwhile()
                 delivered = self._deliver_first(before if len(self._pending) > before else len(self._pending))
             return admitted, delivered
 
