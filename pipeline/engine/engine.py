@@ -7,8 +7,7 @@ request that turns out to have ended in round r - 1 has a row in round r, which 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,10 @@ import numpy as np
 import torch
 
 import gpu
-from pipeline.arrays import torchs_stream
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.features import Features, why_eager
 from pipeline.engine.graphs import Graphs
+from pipeline.engine.own_stream import OwnStream
 from pipeline.engine.prefills import Prefills
 from pipeline.engine.rounds import Rounds, Shape, Ticket
 from pipeline.engine.slots import Slot, Slots
@@ -53,7 +52,7 @@ class Engine:
     def __init__(self, state: State, run: Callable[..., Any], *, graphs: bool):
         self.state, self._run = state, run
         target, num_slots = state.target, state.options.max_batch
-        self._stream = torch.cuda.Stream(target.device) if target.device.type == "cuda" else None
+        self._stream = OwnStream(target.device)
         for cache in (state.target_cache, state.draft_cache):
             if cache is not None:
                 cache.reserve()
@@ -89,7 +88,7 @@ class Engine:
         With a grammar among the requests nothing may be on its way when a block is launched: what its rows may be
         depends on every token before.
         """
-        with self._on_device():
+        with self._stream.entered():
             self._prefills.join()
             admitted = self._run("admit")
             self._place(admitted)
@@ -109,7 +108,7 @@ class Engine:
 
     def drain(self) -> list[Delivered]:
         """Bring everything that has been launched or prefilled to the host, so that another may go on from there."""
-        with self._on_device():
+        with self._stream.entered():
             self._prefills.join()
             if len(self._prefills):
                 self._place(Admitted([]))
@@ -130,7 +129,7 @@ class Engine:
         for unread in self._unread.values():
             unread.clear()
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            with self._on_device():
+            with self._stream.entered():
                 self._prefills.join()  # a chunk may be under way in them
                 for graphs in self.graphs:
                     graphs.clear()
@@ -227,7 +226,7 @@ class Engine:
         options = self.state.options
         batch = slots_bucket(ready[-1].slot + 1, options.max_batch)
         # Of all the slots that the round runs over, those amid their prefill too.
-        reach = max(self._reach(request) for request in self.state.running if request.slot < batch)
+        reach = max(map(self._reach, self.state.active[:batch]))
         kv_length = kv_bucket(reach, self.state.target_cache.max_length)
         shape = Shape(gpu.DECODING, batch, kv_length, Features.of(self.state, ready, batch))
         self._launch(shape, [(request.slot, request) for request in ready])
@@ -260,11 +259,12 @@ class Engine:
         unread = sum(of_phase[request] for of_phase in self._unread.values())
         return request.remaining(self.state.options.max_length) > unread
 
-    def _reach(self, request: Request) -> int:
-        """One more than the last position that its next round can write to."""
-        width = self.state.block_size
+    def _reach(self, request: Request | None) -> int:
+        """One more than the last position that its next round can write to; 0 for an empty slot."""
+        if request is None:
+            return 0
         cached = max(request.cached, len(request.prompt.token_ids))
-        return cached + width * (self._unread[gpu.DECODING][request] + 1)
+        return cached + self.state.block_size * (self._unread[gpu.DECODING][request] + 1)
 
     # --- delivering -------------------------------------------------------------------------------------------------
 
@@ -297,20 +297,6 @@ class Engine:
             if request.num_generated:
                 request.cached += num_committed[b]
         return Delivered(packed, self._run("finish", packed))
-
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
-        """On the engine's own stream, in order with what the caller's has queued and will queue."""
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
-            own = self._stream
-            if own is not None:
-                outer = torch.cuda.current_stream(own.device)
-                own.wait_stream(outer)
-                stack.callback(outer.wait_stream, own)
-                stack.enter_context(torch.cuda.stream(own))
-                stack.enter_context(torchs_stream(own.device))
-            yield
 
 
 def make_engine(state: State, run: Callable[..., Any]) -> Engine | None:

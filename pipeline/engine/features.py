@@ -8,6 +8,7 @@ from typing import Any
 
 import gpu
 from pipeline.engine.buckets import top_bucket
+from pipeline.params import SamplingParams
 from pipeline.policies import weighed_whole
 from pipeline.proposer import Proposer
 from pipeline.request import Request
@@ -42,18 +43,20 @@ class Features:
     def of(cls, state: State, requests: Iterable[Request], batch: int) -> Features:
         """The parts that these requests need, in a round over slots 0..batch-1."""
         requests = list(requests)
-        params = [request.params for request in requests]
+        params = _distinct(requests)
+        others = _distinct(r for r in state.running if r.slot < batch)
         order, vocabulary = state.options.filter_order, state.target.vocab_size
         draws = not isinstance(state.draft, Proposer | None) and draws_drafts(state)
+        adjusts = any(p.adjusts for p in params)
+        if not adjusts and any(p.min_new_tokens for p in params):
+            # A grammar's masks ban early endings themselves.
+            adjusts = any(r.grammar is None and r.num_generated < r.params.min_new_tokens for r in requests)
         return cls(
             masks=any(p.keeps_supports for p in params),
             top=top_bucket(max((p.top_logprobs for p in params), default=0)),
-            # A grammar's masks ban early endings themselves.
-            adjusts=any(
-                r.params.adjusts or (r.grammar is None and r.num_generated < r.params.min_new_tokens) for r in requests
-            ),
+            adjusts=adjusts,
             draws=draws and not all(p.greedy for p in params),
-            whole_rows=any(weighed_whole(r.params, vocabulary, order) for r in state.running if r.slot < batch),
+            whole_rows=any(weighed_whole(p, vocabulary, order) for p in others),
             restricts=any(r.grammar is not None for r in requests),
             threshold_single=state.threshold_single,
             threshold_acc=state.threshold_acc,
@@ -62,6 +65,11 @@ class Features:
     def first(self) -> Features:
         """The same for a round of first tokens, which has no drafts."""
         return replace(self, draws=False)
+
+
+def _distinct(requests: Iterable[Request]) -> list[SamplingParams]:
+    """The parameters of requests, of which a call's mostly share one object: this is asked every round."""
+    return list({id(request.params): request.params for request in requests}.values())
 
 
 def why_eager(state: State, requests: Iterable[Request]) -> str | None:
