@@ -80,7 +80,7 @@ SPILLED = {
     "spread": 150,
     "scan_and_pick": 160,
     "scan_and_settle": 890,
-    "scan_and_round": 160,
+    "scan_and_round": 204,
     # Where a rejected draft's law is taken from its policy, which reads two rows.
     "verify_by_logits": 400,
     "round_by_logits": 660,

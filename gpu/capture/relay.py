@@ -39,7 +39,9 @@ def relay_kernel(threads: int = THREADS) -> Kernel:
         first = int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
         step = int64(cuda.gridDim.x) * threads
         # What is loaded before anything is stored is under way together: the compiler can't know that they are apart.
-        entries = source[layout.entries]
+        entries, ids, logprobs = source[layout.entries], int64(0), int64(0)
+        if 2 * first < layout.room:  # before it is known whether they are used
+            ids, logprobs = source[layout.token_ids + first], source[layout.logprobs + first]
         at = first
         while at < layout.head:
             destination[at] = source[at]
@@ -47,9 +49,10 @@ def relay_kernel(threads: int = THREADS) -> Kernel:
         used = min(max(entries, int64(0)), layout.room)
         at = first
         while 2 * at < used:
-            ids, logprobs = source[layout.token_ids + at], source[layout.logprobs + at]
             destination[layout.token_ids + at], destination[layout.logprobs + at] = ids, logprobs
             at += step
+            if 2 * at < used:
+                ids, logprobs = source[layout.token_ids + at], source[layout.logprobs + at]
 
     return Kernel(relay, void(pointer_to(int64), pointer_to(int64), LAYOUT), threads)
 

@@ -49,7 +49,7 @@ class Run(NamedTuple):
     """Entries of one row that a warp copies."""
 
     source: Any  # int64: where the first one lies
-    to: Any  # int64: where it goes
+    to: Any  # int64: where it goes, behind the entries of the requests before
     number: Any  # int32
     greedy: Any  # bool
     maximum: Any  # float32
@@ -84,26 +84,26 @@ def request_of(name: str, proposal_name: str | None, as_block: bool, threads: in
         return token0, token1, token2, token3, x0, x1, x2, x3
 
     @cuda.jit(device=True)
-    def put(run, i, token, x, captures):
+    def put(run, to, token, x, captures):
         if token >= 0:
             logprob = np.float32(0.0)
             if not run.greedy:
                 scale = run.scale
                 logprob = np.float32(log_share(x, run.maximum, scale.inverse_temperature, scale.log_of_total))
-            captures.token_ids[run.to + i], captures.logprobs[run.to + i] = token, logprob
+            captures.token_ids[to], captures.logprobs[to] = token, logprob
 
     @cuda.jit(device=True)
-    def copy(run, rows, captures):
-        # Four at a time, and the next four before these are written: more loads are under way together.
-        following = four(run, cuda.laneid, rows)
+    def copy(run, following, base, rows, captures):
+        # `following`: its first four. The next four come before these are written: more loads are under way together.
+        to = np.int64(base + run.to)
         for i in range(cuda.laneid, run.number, 4 * WARP):
             token0, token1, token2, token3, x0, x1, x2, x3 = following
             i = np.int32(i)
             following = four(run, np.int32(i + 4 * WARP), rows)
-            put(run, i, token0, x0, captures)
-            put(run, np.int32(i + WARP), token1, x1, captures)
-            put(run, np.int32(i + 2 * WARP), token2, x2, captures)
-            put(run, np.int32(i + 3 * WARP), token3, x3, captures)
+            put(run, np.int64(to + i), token0, x0, captures)
+            put(run, np.int64(to + i + WARP), token1, x1, captures)
+            put(run, np.int64(to + i + 2 * WARP), token2, x2, captures)
+            put(run, np.int64(to + i + 3 * WARP), token3, x3, captures)
 
     @cuda.jit(device=True)
     def row_of(e, num_packed, held):
@@ -116,23 +116,15 @@ def request_of(name: str, proposal_name: str | None, as_block: bool, threads: in
         return np.int32(found - 1)
 
     @cuda.jit(device=True)
-    def copy_carried(base, carried, num_packed, first, rows, held, captures):
-        warp = cuda.threadIdx.x // WARP
-        e, end = np.int32(carried * warp // warps), np.int32(carried * (warp + 1) // warps)
-        row = row_of(e, num_packed, held)
-        while e < end:
-            stop, after = end, np.int32(held.after[row])
-            if row + 1 < num_packed:
-                stop = min(end, np.int32(held.after[row + 1]))
-            to = np.int64(base + held.at[row])
-            if to + held.count[row] <= captures.room:
-                source = np.int64((first + row) * rows.capacity + e - after)
-                scale = LogScale(held.inverse[row], held.log[row])
-                to = np.int64(to + e - after)
-                copy(
-                    Run(source, to, np.int32(stop - e), held.greedy[row] != 0, held.maximum[row], scale), rows, captures
-                )  # fmt: skip
-            e, row = stop, np.int32(row + 1)
+    def run_from(e, end, row, num_packed, first, rows, held):
+        # Those of the entries from e to end that the row carries.
+        stop, after, at = end, np.int32(held.after[row]), np.int32(held.at[row])
+        if row + 1 < num_packed:
+            stop = min(end, np.int32(held.after[row + 1]))
+        source = np.int64((first + row) * rows.capacity + e - after)
+        scale = LogScale(held.inverse[row], held.log[row])
+        number = max(np.int32(stop - e), np.int32(0))
+        return Run(source, np.int64(at + e - after), number, held.greedy[row] != 0, held.maximum[row], scale)
 
     @cuda.jit(device=True)
     def decide(request, num_requests, logits, rows, requests, verdicts, captures, shared, scratch64):
@@ -179,6 +171,14 @@ def request_of(name: str, proposal_name: str | None, as_block: bool, threads: in
                 shared[1], shared[7] = entries, carried
             held.at[i], held.after[i] = at, after
             captures.counts[first + i] = count if reached else np.int32(0)
+        cuda.syncthreads()
+        # A warp's first entries are under way while it waits for what earlier requests pack.
+        warp, carried = np.int32(cuda.threadIdx.x // WARP), np.int32(shared[7])
+        e, end = np.int32(carried * warp // warps), np.int32(carried * (warp + 1) // warps)
+        row = row_of(e, num_packed, held)
+        if row < 0:
+            row = np.int32(0)
+        following = four(run_from(e, end, row, num_packed, first, rows, held), cuda.laneid, rows)
         sums = np.int64(0)
         while other < request:
             while known == 0:
@@ -205,7 +205,13 @@ def request_of(name: str, proposal_name: str | None, as_block: bool, threads: in
         if request == num_requests - 1:
             for j in range(row_base + num_packed + i, np.int64(num_requests) * width + 1, threads):
                 captures.offsets[j] = np.int64(base + shared[1])
-        copy_carried(base, np.int32(shared[7]), num_packed, first, rows, held, captures)
+        while e < end:
+            run = run_from(e, end, row, num_packed, first, rows, held)
+            if base + held.at[row] + held.count[row] <= captures.room:
+                copy(run, following, base, rows, captures)
+            e, row = np.int32(e + run.number), np.int32(row + 1)
+            if e < end:
+                following = four(run_from(e, end, row, num_packed, first, rows, held), cuda.laneid, rows)
         if walks:
             for j in range(num_packed):
                 if held.count[j] > rows.capacity and base + held.at[j] + held.count[j] <= captures.room:
