@@ -251,6 +251,7 @@ BAD_LINES = {
 @pytest.mark.parametrize("bad", BAD_LINES)
 def test_a_bad_line_is_named_before_anything_is_loaded(tmp_path, capsys, no_loading, bad):
     given, out = arguments(tmp_path, lines=[LINES[0], "", bad, LINES[1]])
+    capsys.readouterr()  # what making the target said, if no test before has made it
     assert command.main(given) == command.BAD_ARGUMENTS
     shown = capsys.readouterr().err
     assert f"{tmp_path / 'prompts.jsonl'}, line 3: " in shown
