@@ -1,8 +1,8 @@
-"""``python -m pipeline``: the command line, see `pipeline.command`."""
+"""``python -m pipeline``: the command line, see `pipeline.cli.command`."""
 
 import sys
 
-from pipeline.command import main
+from pipeline.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

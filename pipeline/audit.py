@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 
 import gpu
-from pipeline.audit_record import DTYPES, RAGGED, AuditRecord
 from pipeline.errors import InvalidRequest
-from pipeline.rollout import Rollout
+from pipeline.results.audit_record import DTYPES, RAGGED, AuditRecord
+from pipeline.results.rollout import Rollout
 
 TOLERANCE = 1e-5
 """Between a recorded log-probability and the one of the integer weights, which are rounded down from float32."""

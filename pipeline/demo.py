@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from model_loaders import find_draft, load_draft, load_target
+from model_loaders.drafts.finding import DEMO_DRAFTS
 from pipeline import Rollouts, SamplingParams, SpeculativePipeline
 
 QUESTIONS = (
@@ -28,7 +29,7 @@ def main() -> None:
     """Parse the options, run all arms on the same prompts and seeds, print and write."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--draft", nargs="*", default=["demo", "demo-dspark"], help="one arm each, beside ordinary")
+    parser.add_argument("--draft", nargs="*", default=list(DEMO_DRAFTS), help="one arm each, beside ordinary")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--max-batch", type=int, default=4)

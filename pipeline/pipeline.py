@@ -1,7 +1,7 @@
 """The pipeline: ten stages from prompts to rollouts.
 
 A round (`SpeculativePipeline.step`) runs these, each a small object in `pipeline.stages` that takes and returns a
-record of `pipeline.records`:
+record of `pipeline.running.records`:
 
     1  admit     waiting requests get free slots
     2  prefill   their prompts go through the target, once a prompt       -> a block of one row a request
@@ -36,26 +36,26 @@ import torch
 from tqdm.auto import tqdm
 
 from model_loaders import FoundDraft, load_draft, load_target
-from pipeline.call import Call
-from pipeline.contract import Capabilities, check_thresholds
-from pipeline.draft_choice import check_draft, named_draft
+from pipeline.drafting.draft_choice import check_draft, named_draft
+from pipeline.drafting.proposer import Proposer
 from pipeline.engine import make_engine
 from pipeline.engine.buckets import KV_STEP
 from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
-from pipeline.intake import Intake
-from pipeline.operators import use_kernels
-from pipeline.params import SamplingParams
+from pipeline.policy.contract import Capabilities, check_thresholds
+from pipeline.policy.params import SamplingParams
 from pipeline.prompts import Prompted
-from pipeline.proposer import Proposer
-from pipeline.provenance import describe
-from pipeline.records import Round
-from pipeline.rollout import Rollout
-from pipeline.rollouts import Rollouts
-from pipeline.stage_runner import StageRunner
+from pipeline.results.provenance import describe
+from pipeline.results.rollout import Rollout
+from pipeline.results.rollouts import Rollouts
+from pipeline.running.call import Call
+from pipeline.running.intake import Intake
+from pipeline.running.operators import use_kernels
+from pipeline.running.records import Round
+from pipeline.running.stage_runner import StageRunner
+from pipeline.running.state import Options, State
+from pipeline.running.stepping import Stepper
 from pipeline.stages.finish import make_rollout
-from pipeline.state import Options, State
-from pipeline.stepping import Stepper
 
 
 class SpeculativePipeline:
@@ -63,8 +63,8 @@ class SpeculativePipeline:
 
     Args:
         target: `model_loaders.Target`.
-        draft: A `model_loaders.drafts.BlockDraft`, or a `pipeline.proposer.Proposer`; None: ordinary decoding.
-        options: See `pipeline.state.Options`, as keywords.
+        draft: A `model_loaders.drafts.BlockDraft`, or a `pipeline.drafting.proposer.Proposer`; None: ordinary decoding.
+        options: See `pipeline.running.state.Options`, as keywords.
 
     Raises:
         InvalidRequest: An option out of range, or a draft that proposes nothing.
@@ -105,13 +105,13 @@ class SpeculativePipeline:
 
         Args:
             target: "demo", a hub name, a local folder (safetensors or GGUF) or a GGUF file.
-            draft: "demo", "demo-dspark", a hub name or a local folder of a draft for this target; "ngram": prompt
-                lookup (`pipeline.ngram.NgramProposer`), for a target without a draft; a proposer of your own; None:
-                ordinary decoding.
+            draft: "demo" (DFlash) or "demo-dspark" for the target "demo"; a hub name or a local folder
+                of a draft for this target; "ngram": prompt lookup (`NgramProposer`), for a target without a draft; a
+                proposer of your own; None: ordinary decoding.
             device: "auto" (CUDA if there is one), "cpu" or "cuda".
             dtype: "auto" (bfloat16 on CUDA, float32 on the CPU), or a name of torch's.
             options: `max_batch`, `max_length`, `filter_order`, `max_support`, `allow_unbounded_support`,
-                `prefill_chunk`, `proposal`, `draft_lengths`; see `pipeline.state.Options`.
+                `prefill_chunk`, `proposal`, `draft_lengths`; see `pipeline.running.state.Options`.
 
         Raises:
             model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target. A draft that
@@ -193,7 +193,7 @@ class SpeculativePipeline:
 
         Args:
             contain: Treat every exception like that. Whoever makes a round fail alone is aborted with the exception as
-                its reason, and the others go on. It is raised all the same if `pipeline.stepping.MOST_CONTAINED`
+                its reason, and the others go on. It is raised all the same if `running.stepping.MOST_CONTAINED`
                 requests in a row fail: then the fault isn't theirs.
         """
         return self._stepper.step(contain)

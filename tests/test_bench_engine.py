@@ -12,7 +12,7 @@ from benchmarks.engine.comparisons import ratios, soak
 from benchmarks.engine.peers import COMPILED, EAGER, MODES, STATIC
 from benchmarks.engine.plan import SETTINGS, WAVES, asked_for, cases
 from pipeline import SamplingParams
-from pipeline.rollout import SamplingMask
+from pipeline.results.rollout import SamplingMask
 from tests import engines, pipes
 
 RIGHT = {"missing": 0, "misaligned": 0, "outside": 0, "unnormalised": 0}

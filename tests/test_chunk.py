@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.chunk import Chunk, Records
+from pipeline.results.chunk import Chunk, Records
 
 
 def chunk_of(length, size, start):

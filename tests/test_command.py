@@ -14,14 +14,14 @@ from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 from pipeline import InvalidRequest, Rollout, Rollouts, SamplingParams, command
-from pipeline.arguments import field_help, given
 from pipeline.audit import audit
+from pipeline.cli.arguments import field_help, given
+from pipeline.drafting.lengths import ConfidenceThreshold
 from pipeline.jobs.running import run
-from pipeline.lengths import ConfidenceThreshold
-from pipeline.params import NO_TEXT_FORM
+from pipeline.policy.params import NO_TEXT_FORM
 from pipeline.prompt_file import PromptLine, PromptReader, scan_prompts
-from pipeline.state import Options
-from pipeline.summary import Summary
+from pipeline.results.summary import Summary
+from pipeline.running.state import Options
 from tests import pipes
 from tests.strategies import fuzz
 from tests.test_rollouts import same

@@ -13,7 +13,7 @@ import gpu
 from model_loaders import load_draft, save_draft
 from model_loaders.drafts.proposal import ProposalLaw
 from model_loaders.errors import CheckpointError
-from pipeline.drawing import Drawing
+from pipeline.drafting.drawing import Drawing
 from tests import naive_dflash, naive_drafts, tiny_drafts
 
 VOCAB, WIDTH, LAYERS, BLOCK, MASK = 23, 16, 5, 4, 22

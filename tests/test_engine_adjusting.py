@@ -12,7 +12,7 @@ import gpu
 from pipeline import SamplingParams
 from pipeline.arrays import array_of
 from pipeline.engine.adjusting import Adjusting
-from pipeline.records import Block, Proposal
+from pipeline.running.records import Block, Proposal
 from pipeline.stages import Adjust
 from tests import device_adjust
 

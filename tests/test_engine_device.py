@@ -10,7 +10,7 @@ import torch
 from pipeline import SamplingParams
 from pipeline.audit import audit
 from pipeline.engine.branch import Branch
-from pipeline.held import held
+from pipeline.running.held import held
 from pipeline.testing.law import check_law
 from tests import engines
 from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import InvalidRequest, Rollouts, SamplingMask, SamplingParams, TopLogprobs, exports
-from pipeline.rollouts import METADATA_KEY, SCHEMA
+from pipeline.results.rollouts import METADATA_KEY, SCHEMA
 from tests import pipes
 from tests.strategies import fuzz
 from tests.test_rollouts import same

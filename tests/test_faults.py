@@ -15,8 +15,8 @@ from pipeline import InvalidRequest, SamplingParams
 from pipeline.jobs import Job
 from pipeline.jobs.running import run
 from pipeline.prompt_file import PromptLine
-from pipeline.slot_limit import ROUNDS_A_SLOT, SlotLimit
-from pipeline.stepping import MOST_CONTAINED
+from pipeline.running.slot_limit import ROUNDS_A_SLOT, SlotLimit
+from pipeline.running.stepping import MOST_CONTAINED
 from tests import pipes
 from tests.test_jobs import PARAMS as JOB_PARAMS
 from tests.test_jobs import PROMPTS, assert_same_rollouts, rollouts_of, write

@@ -320,7 +320,7 @@ def no_target(monkeypatch):
 
 @pytest.mark.parametrize("draft", [True, False, 3, ["demo"], b"demo", NgramProposer])
 def test_a_draft_of_another_kind_is_refused_before_the_target_is_loaded(no_target, draft):
-    message = rf"^draft={re.escape(repr(draft))}, expected None .*, a Proposer .* also takes \"demo\", .*a folder$"
+    message = rf"^draft={re.escape(repr(draft))}, expected None .*, a Proposer .* also takes 'demo', .*a folder$"
     with pytest.raises(InvalidRequest, match=message):
         SpeculativePipeline.from_pretrained("demo", draft=draft)
 

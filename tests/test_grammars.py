@@ -13,8 +13,8 @@ from transformers import PrefixConstrainedLogitsProcessor
 
 from model_loaders import load_target
 from pipeline import Grammar, InvalidRequest, NgramProposer, SamplingParams, SpeculativePipeline, command
-from pipeline.arguments import given as given_options
 from pipeline.audit import audit
+from pipeline.cli.arguments import given as given_options
 from pipeline.grammars.compiler import Compiler
 from pipeline.grammars.walk import Walk
 from tests import pipes

@@ -4,7 +4,7 @@ import numba
 import pytest
 
 from pipeline import SamplingParams
-from pipeline.host_threads import FEW_LOGITS, threads_for
+from pipeline.running.host_threads import FEW_LOGITS, threads_for
 from tests import pipes
 
 pytestmark = pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one thread is all there is")
@@ -31,7 +31,7 @@ def test_threads_are_as_many_as_before():
 @pytest.mark.parametrize(("few", "wanted"), [(2 * 4 * 320, 1), (2 * 4 * 320 - 1, 2)])
 def test_a_round_counts_its_logits(few, wanted, monkeypatch):
     """Two requests, blocks of four rows, 320 tokens."""
-    monkeypatch.setattr("pipeline.host_threads.FEW_LOGITS", few)
+    monkeypatch.setattr("pipeline.running.host_threads.FEW_LOGITS", few)
     pipe, seen = pipes.pipe(max_batch=2), []
     pipe.observe("verify", lambda verified: seen.append(numba.get_num_threads()))
     for prompt in ([4, 7, 5], [4, 8]):

@@ -17,7 +17,7 @@ from pipeline import InvalidRequest, Rollouts, SamplingParams
 from pipeline.jobs import Job
 from pipeline.jobs.shards import request_seed
 from pipeline.prompt_file import PromptReader, scan_prompts
-from pipeline.summary import MOST_REASONS, OTHER, Summary
+from pipeline.results.summary import MOST_REASONS, OTHER, Summary
 from tests import pipes
 from tests.test_rollouts import same
 

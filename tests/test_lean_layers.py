@@ -11,7 +11,7 @@ from model_loaders.layers.fused_norm import fuse_norms
 from model_loaders.layers.lean_layer import lean_layers
 from model_loaders.layers.packed_linear import has_packed
 from model_loaders.layers.taps import LayerTaps
-from pipeline.operators import KernelOperators
+from pipeline.running.operators import KernelOperators
 from tests import pipes
 from tests.test_draft_operators import Operators
 

@@ -6,11 +6,11 @@ import numpy as np
 
 import gpu
 from pipeline import SamplingParams
-from pipeline.request import Request
+from pipeline.running.request import Request
+from pipeline.running.state import Options
+from pipeline.running.stopping import StopScanner
 from pipeline.stages.finish import Finish
 from pipeline.stages.pack import BlockRows, pack_rows
-from pipeline.state import Options
-from pipeline.stopping import StopScanner
 
 WIDTH = 3
 GOOD, INVALID, OVERFLOW, FAILED, PLAIN = range(5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.reasons import kind_of
+from pipeline.policy.reasons import kind_of
 
 
 @pytest.mark.parametrize(

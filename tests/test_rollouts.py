@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import Rollout, Rollouts, SamplingMask, TopLogprobs
-from pipeline.audit_record import DTYPES, AuditRecord
+from pipeline.results.audit_record import DTYPES, AuditRecord
 
 
 def a_record(rng, n):

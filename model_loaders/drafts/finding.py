@@ -90,7 +90,7 @@ def _find(name: str, revision: str | None) -> tuple[Path, str | None, bool]:
     if folder.is_file():
         raise CheckpointError(f"draft={name!r}: a file, expected the folder of config.json and *.safetensors")
     if folder.is_absolute() or name.startswith((".", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise CheckpointError(f"draft={name!r}: no such folder; expected {_demo_names()}, a folder or a hub name")
+        raise CheckpointError(f"draft={name!r}: no such folder; expected {demo_names()}, a folder or a hub name")
     found = _snapshot(name, revision, "config.json")
     return found, found.name, True
 
@@ -104,10 +104,10 @@ def _snapshot(name: str, revision: str | None, files: str) -> Path:
     except Exception as error:
         raise CheckpointError(
             f"draft={name!r}, revision={revision!r}: no such folder, and the hub gave no snapshot ({error}); check the "
-            f"name ({_demo_names()} and, for a pipeline, 'ngram' need no hub), or download it and pass the folder"
+            f"name ({demo_names()} and, for a pipeline, 'ngram' need no hub), or download it and pass the folder"
         ) from error
 
 
-def _demo_names() -> str:
-    """Of the shipped drafts, for messages."""
+def demo_names() -> str:
+    """The names of the shipped drafts, as messages say them."""
     return ", ".join(map(repr, DEMO_DRAFTS))

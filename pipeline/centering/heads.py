@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import SUM_TOLERANCE, check_supports, check_top, positions_of, rows_of
 from pipeline.replay.recorded import Recorded
-from pipeline.rollout import SamplingMask
+from pipeline.results.mask_checks import SUM_TOLERANCE, check_supports, check_top, positions_of, rows_of
+from pipeline.results.rollout import SamplingMask
 
 
 @dataclass(frozen=True, eq=False)

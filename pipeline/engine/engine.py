@@ -24,10 +24,10 @@ from pipeline.engine.rounds import Rounds, Shape, Ticket
 from pipeline.engine.slots import Slot, Slots
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.rows import allowed_rows
-from pipeline.records import Admitted, Delivered
-from pipeline.request import Request
+from pipeline.running.records import Admitted, Delivered
+from pipeline.running.request import Request
+from pipeline.running.state import State
 from pipeline.stages.pack import BlockRows, pack_rows
-from pipeline.state import State
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Launched:
     phase: int
     requests: list[tuple[int, Request]]
     ticket: Ticket
-    failures: Mapping[tuple[int, int], str]  # as in `pipeline.records.Adjusted`
+    failures: Mapping[tuple[int, int], str]  # as in `pipeline.running.records.Adjusted`
 
 
 class Engine:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gpu
+from pipeline.drafting.proposer import Proposer
 from pipeline.engine.buckets import top_bucket
-from pipeline.params import SamplingParams
-from pipeline.policies import weighed_whole
-from pipeline.proposer import Proposer
-from pipeline.request import Request
+from pipeline.policy.params import SamplingParams
+from pipeline.policy.policies import weighed_whole
+from pipeline.running.request import Request
+from pipeline.running.state import State
 from pipeline.stages.draft import draws_drafts
-from pipeline.state import State
 
 
 @dataclass(frozen=True)

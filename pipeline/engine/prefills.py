@@ -18,9 +18,9 @@ from pipeline.arrays import send
 from pipeline.engine.branch import Branch
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.graphs import Graphs
-from pipeline.request import Request
+from pipeline.running.request import Request
+from pipeline.running.state import State
 from pipeline.stages.prefill import Prefix, end_prompt, run_chunk, share_prefix
-from pipeline.state import State
 
 LEAST_WIDTH = 16
 """The narrowest padded chunk, in tokens."""

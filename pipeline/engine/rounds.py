@@ -16,7 +16,8 @@ import torch
 import gpu
 from model_loaders.drafts.proposal import ProposalLaw
 from pipeline.arrays import array_of
-from pipeline.drawing import Drawing
+from pipeline.drafting.drawing import Drawing
+from pipeline.drafting.proposer import Proposer
 from pipeline.engine.adjusting import Adjusting
 from pipeline.engine.branch import Branch
 from pipeline.engine.features import Features
@@ -25,9 +26,8 @@ from pipeline.engine.histories import Histories
 from pipeline.engine.outbox import DeviceOutbox, HostOutbox, Outbox, Results
 from pipeline.engine.restriction import Restriction
 from pipeline.engine.slots import Slots
-from pipeline.proposer import Proposer
+from pipeline.running.state import State
 from pipeline.stages.verify import WORKING_SUPPORT
-from pipeline.state import State
 
 Allowed = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Of drafts int32 [B, W - 1] and their numbers int32 [B], the masks int32 [N, ceil(V / 32)] and rows int32 [B, W] that

@@ -8,8 +8,8 @@
     skyrl       a dense [tokens, top_k] array
 
 The library's own layout is Arrow and Parquet: `Rollouts.to_arrow`, `Rollouts.to_parquet`, the schema in
-`pipeline.rollouts`. Writing takes a `Rollout`; reading validates every row, names the one that is wrong, and gives a
-`SamplingMask` (or `TopLogprobs`). A support is a set: rows that come in another order are sorted, with their
+`pipeline.results.rollouts`. Writing takes a `Rollout`; reading validates every row, names the one that is wrong, and
+gives a `SamplingMask` (or `TopLogprobs`). A support is a set: rows that come in another order are sorted, with their
 log-probabilities.
 """
 

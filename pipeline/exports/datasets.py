@@ -1,4 +1,4 @@
-"""Hugging Face datasets: one row a rollout, in the columns of `pipeline.rollouts.SCHEMA`.
+"""Hugging Face datasets: one row a rollout, in the columns of `pipeline.results.rollouts.SCHEMA`.
 
 The provenance is kept in the dataset's `info.description`, as JSON, where saving to disk keeps it too. Needs the
 extra `datasets`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InvalidRequest
-from pipeline.rollouts import METADATA_KEY, Rollouts
+from pipeline.results.rollouts import METADATA_KEY, Rollouts
 
 if TYPE_CHECKING:
     from datasets import Dataset

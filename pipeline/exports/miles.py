@@ -17,8 +17,8 @@ import numpy as np
 
 from pipeline.errors import InvalidRequest
 from pipeline.exports.reading import field_of, floats, integers, mask_of, read_mask
-from pipeline.mask_checks import check_top, rows_of
-from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
+from pipeline.results.mask_checks import check_top, rows_of
+from pipeline.results.rollout import Rollout, SamplingMask, TopLogprobs
 
 
 def to_miles(rollout: Rollout) -> dict[str, np.ndarray]:
@@ -86,7 +86,7 @@ def from_miles_top(layout: Mapping[str, Any], *, vocab_size: int | None = None) 
     """The candidates of a sample.
 
     Raises:
-        InvalidRequest: What is wrong (see pipeline.mask_checks.check_top), with the row.
+        InvalidRequest: What is wrong (see pipeline.results.mask_checks.check_top), with the row.
     """
     ids = np.asarray(field_of(layout, "rollout_topk_token_ids"))
     values = np.asarray(field_of(layout, "rollout_topk_log_probs"))

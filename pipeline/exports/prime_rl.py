@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.errors import InvalidRequest
 from pipeline.exports.reading import field_of, floats, integers, mask_of, read_mask
-from pipeline.rollout import Rollout, SamplingMask
+from pipeline.results.rollout import Rollout, SamplingMask
 
 
 def to_prime_rl(rollout: Rollout, *, with_prompt: bool = False) -> dict[str, np.ndarray]:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import check_shape, check_supports, kind_of, positions_of, rows_of
-from pipeline.rollout import Rollout, SamplingMask
+from pipeline.results.mask_checks import check_shape, check_supports, kind_of, positions_of, rows_of
+from pipeline.results.rollout import Rollout, SamplingMask
 
 
 def mask_of(rollout: Rollout) -> SamplingMask:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.errors import InvalidRequest
 from pipeline.exports.reading import csr_of, field_of, floats, mask_of, read_mask
-from pipeline.rollout import Rollout, SamplingMask
+from pipeline.results.rollout import Rollout, SamplingMask
 
 MASK = "output_token_sampling_mask"
 LOGPROBS = "output_token_sampling_logprobs"

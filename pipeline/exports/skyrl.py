@@ -8,8 +8,8 @@ import numpy as np
 
 from pipeline.errors import InvalidRequest
 from pipeline.exports.reading import floats, mask_of, read_mask
-from pipeline.mask_checks import kind_of, rows_of
-from pipeline.rollout import Rollout, SamplingMask
+from pipeline.results.mask_checks import kind_of, rows_of
+from pipeline.results.rollout import Rollout, SamplingMask
 
 
 def to_skyrl(rollout: Rollout, top_k: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.exports.reading import csr_of, field_of, floats, integers, mask_of, read_mask
-from pipeline.rollout import Rollout, SamplingMask
+from pipeline.results.rollout import Rollout, SamplingMask
 
 
 def to_vllm(rollout: Rollout) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from pipeline.grammars.walk import clear_bits
-from pipeline.request import Request
+from pipeline.running.request import Request
 
 
 def allowed_rows(

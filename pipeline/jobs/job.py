@@ -17,11 +17,11 @@ from pipeline.jobs.folder import JobFolder
 from pipeline.jobs.journal import Entry, Journal
 from pipeline.jobs.manifest import Manifest, params_part, pipeline_parts
 from pipeline.jobs.shards import make_shard
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import PromptReader, scan_prompts
-from pipeline.provenance import package_versions
-from pipeline.summary import Summary
+from pipeline.results.provenance import package_versions
+from pipeline.results.summary import Summary
 from pipeline.version import __version__
 
 SHARD_SIZE = 256

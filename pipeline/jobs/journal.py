@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.files import flush_folder
 from pipeline.jobs.folder import JobFolder, regular_size
-from pipeline.summary import Summary
+from pipeline.results.summary import Summary
 
 _KINDS: dict[str, Any] = {
     "shard": int,

@@ -11,10 +11,10 @@ from typing import Any
 
 from pipeline.errors import InvalidRequest, short
 from pipeline.files import written_whole
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import Shard
-from pipeline.provenance import describe
+from pipeline.results.provenance import describe
 
 FORMAT = "specmask.job.v1"
 REQUEST_PARTS = ("prompts", "params", "shard_size")

@@ -23,10 +23,10 @@ from pipeline.jobs.job import Job
 from pipeline.jobs.journal import Entry
 from pipeline.jobs.manifest import Manifest, pipeline_parts
 from pipeline.jobs.shards import make_shard
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import PromptReader
-from pipeline.summary import Summary
+from pipeline.results.summary import Summary
 
 
 class ShardWorker:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pipeline.errors import InvalidRequest
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import PromptLine
-from pipeline.rollout import Rollout
+from pipeline.results.rollout import Rollout
 
 
 @dataclass

@@ -14,13 +14,13 @@ from model_loaders.files import sha256_of
 from pipeline.jobs.folder import JobFolder
 from pipeline.jobs.journal import Entry
 from pipeline.jobs.running import run
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import PromptLine, Shard
-from pipeline.provenance import describe
-from pipeline.rollout import Rollout
-from pipeline.rollouts import Rollouts
-from pipeline.summary import Summary
+from pipeline.results.provenance import describe
+from pipeline.results.rollout import Rollout
+from pipeline.results.rollouts import Rollouts
+from pipeline.results.summary import Summary
 
 
 def make_shard(

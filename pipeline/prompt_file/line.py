@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipeline.errors import InvalidRequest, short
-from pipeline.names import unknown_parameter
-from pipeline.params import NO_TEXT_FORM, SamplingParams
+from pipeline.policy.names import unknown_parameter
+from pipeline.policy.params import NO_TEXT_FORM, SamplingParams
 from pipeline.prompt_file.contents import FIELDS, KINDS, json_object
 from pipeline.prompts import Prompted
 

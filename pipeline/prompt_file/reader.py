@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InvalidRequest
-from pipeline.params import SamplingParams
+from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file.contents import contents
 from pipeline.prompt_file.line import PromptLine, prompt_line
 from pipeline.prompt_file.scan import Shard

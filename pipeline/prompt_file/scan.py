@@ -15,10 +15,10 @@ from model_loaders.files import sha256_of
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.compiler import check_grammar
 from pipeline.grammars.grammar import Grammar
-from pipeline.params import SamplingParams
+from pipeline.policy.params import SamplingParams
+from pipeline.policy.reasons import kind_of
 from pipeline.prompt_file.contents import contents
 from pipeline.prompt_file.line import prompt_line
-from pipeline.reasons import kind_of
 
 MOST_SHOWN = 20
 """Kinds of bad lines that an error names, and the most lines of a kind."""
@@ -111,7 +111,7 @@ class _Kind:
 
 
 class _BadLines:
-    """The bad lines of a file by their kind (`pipeline.reasons`); they are added in order."""
+    """The bad lines of a file by their kind (`pipeline.policy.reasons`); they are added in order."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._kinds, self._others = path, dict[str, _Kind](), 0

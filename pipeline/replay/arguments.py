@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import kind_of
+from pipeline.results.mask_checks import kind_of
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from gpu import row_sums, support_log_softmax, support_log_softmax_backward
 from pipeline.arrays import array_of, torchs_stream
 from pipeline.replay.arrays import tensor_of, zeros
-from pipeline.rollout import SamplingMask
+from pipeline.results.rollout import SamplingMask
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import check_logprobs, check_shape, join_masks
 from pipeline.replay.arguments import temperatures
-from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
-from pipeline.rollouts import Rollouts
+from pipeline.results.mask_checks import check_logprobs, check_shape, join_masks
+from pipeline.results.rollout import Rollout, SamplingMask, TopLogprobs
+from pipeline.results.rollouts import Rollouts
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.errors import InvalidRequest
-from pipeline.rollout import Rollout
+from pipeline.results.rollout import Rollout
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,11 @@ import torch
 
 from gpu import GREEDY_TEMPERATURE
 from pipeline.errors import InvalidRequest
-from pipeline.mask_checks import check_supports, join_masks, positions_of
 from pipeline.replay.arguments import check_count, check_logits, temperatures
 from pipeline.replay.arrays import tensor_of
 from pipeline.replay.entries import Csr, entries_of
-from pipeline.rollout import SamplingMask
+from pipeline.results.mask_checks import check_supports, join_masks, positions_of
+from pipeline.results.rollout import SamplingMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Supports:
             device: Where the logits will be.
 
         Raises:
-            InvalidRequest: A mask that trainers must refuse (see pipeline.mask_checks), by row; a greedy token with
+            InvalidRequest: A mask that trainers must refuse (see results/mask_checks.py), by row; a greedy token with
                 more than one token in its support; a wrong shape or dtype.
         """
         mask, device = join_masks(mask), torch.device(device)
@@ -159,7 +159,7 @@ def support_logprobs(
         float64 [n] for float64 logits, otherwise float32.
 
     Raises:
-        InvalidRequest: A mask that trainers must refuse (see pipeline.mask_checks), by row; a wrong shape or dtype.
+        InvalidRequest: A mask that trainers must refuse (see results/mask_checks.py), by row; a wrong shape or dtype.
     """
     return _supports(logits, mask, temperature, token_ids, max_support).logprobs(logits)
 

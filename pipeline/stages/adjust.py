@@ -12,9 +12,9 @@ import torch
 import gpu
 from pipeline.arrays import array_of
 from pipeline.grammars.rows import allowed_rows
-from pipeline.records import Adjusted, Block, Proposal
-from pipeline.request import Request
-from pipeline.state import State
+from pipeline.running.records import Adjusted, Block, Proposal
+from pipeline.running.request import Request
+from pipeline.running.state import State
 
 
 class Adjust:

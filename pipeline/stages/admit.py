@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.records import Admitted
-from pipeline.state import State
+from pipeline.running.records import Admitted
+from pipeline.running.state import State
 
 
 class Admit:

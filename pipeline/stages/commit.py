@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.records import Captured, Committed
-from pipeline.state import State
+from pipeline.running.records import Captured, Committed
+from pipeline.running.state import State
 
 
 class Commit:

@@ -9,12 +9,12 @@ import torch
 
 import gpu
 from pipeline.arrays import array_of
-from pipeline.drawing import Drawing
-from pipeline.policies import row_policies, weighed_whole
-from pipeline.proposer import Contexts, Proposer, checked
-from pipeline.records import Proposal
-from pipeline.request import Request
-from pipeline.state import State
+from pipeline.drafting.drawing import Drawing
+from pipeline.drafting.proposer import Contexts, Proposer, checked
+from pipeline.policy.policies import row_policies, weighed_whole
+from pipeline.running.records import Proposal
+from pipeline.running.request import Request
+from pipeline.running.state import State
 
 
 def draws_drafts(state: State) -> bool:
@@ -30,7 +30,7 @@ class Draft:
     sampled ones get draws is the option `proposal`, by default the method's own way.
 
     A request whose limits leave room for fewer tokens than a block gets fewer drafts; that cap doesn't look at the
-    drafts, so the law stays exact. The option `draft_lengths` caps by the draft's confidences; see `pipeline.lengths`.
+    drafts, so the law stays exact. The option `draft_lengths` caps by the draft's confidences; see drafting/lengths.py.
     """
 
     def __call__(self, state: State) -> Proposal:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.records import Admitted, Block, Proposal
-from pipeline.request import Request
-from pipeline.state import State
+from pipeline.running.records import Admitted, Block, Proposal
+from pipeline.running.request import Request
+from pipeline.running.state import State
 
 
 @dataclass(frozen=True)

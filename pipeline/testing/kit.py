@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_loaders import tiny_target
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.policy.params import SamplingParams
 from pipeline.testing.law import check_law
 from pipeline.testing.records import check_masks
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
+from pipeline.policy.params import SamplingParams
 from pipeline.testing.reference import next_logits, policy
 
 FALSE_ALARM = 1e-4

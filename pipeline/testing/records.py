@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.audit import audit
-from pipeline.params import SamplingParams
 from pipeline.pipeline import SpeculativePipeline
-from pipeline.rollout import Rollout
+from pipeline.policy.params import SamplingParams
+from pipeline.results.rollout import Rollout
 from pipeline.testing.reference import next_logits, policy
 
 TOLERANCE = 2e-5

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import InvalidRequest
-from pipeline.params import SamplingParams
+from pipeline.policy.params import SamplingParams
 
 BORDER = 1e-5
 """A row whose filter decides by less is left out of comparisons: float32 may round it the other way."""

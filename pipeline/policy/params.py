@@ -15,7 +15,7 @@ import numpy as np
 from gpu import GREEDY_TEMPERATURE
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.grammar import Grammar
-from pipeline.names import refuse_unknown
+from pipeline.policy.names import refuse_unknown
 
 MAX_SAMPLES = 1 << 20
 """The most samples of one prompt."""
@@ -33,7 +33,7 @@ class SamplingParams:
     `presence_penalty` and `frequency_penalty` over the output), then `logit_bias`, then `logits_processors` in
     order, then `grammar`, then the ban on ending tokens before `min_new_tokens`; divided by `temperature`; filtered
     by `top_k`, `top_p` and `min_p`; renormalised. Each is applied to a verify row with that row's own prefix, the
-    drafts before it included. `pipeline.contract` says it once for all.
+    drafts before it included. `pipeline.policy.contract` says it once for all.
 
     Attributes:
         temperature: From 0 to 1e30; below 1e-5 the request is greedy.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import gpu
-from pipeline.params import SamplingParams
+from pipeline.policy.params import SamplingParams
 
 
 def row_policies(params: Sequence[SamplingParams], rows: int, vocabulary: int, beside: Any) -> list[Any]:

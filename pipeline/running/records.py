@@ -3,8 +3,8 @@
 Row i of a block is the target's policy after the anchor and i drafts: it tests draft i, or, where the request has no
 draft left, gives the bonus token. A prefill's block has one row and no drafts.
 
-On CUDA the laws, logits and supports of a block stay on the device, where the stages read them (`pipeline.held`); as
-fields of a record they are NumPy arrays, copied for whoever looks, and the rest is on the host anyway.
+On CUDA the laws, logits and supports of a block stay on the device, where the stages read them (held.py); as fields of
+a record they are NumPy arrays, copied for whoever looks, and the rest is on the host anyway.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 import gpu
-from pipeline.audit_record import AuditRecord
-from pipeline.chunk import Chunk
-from pipeline.held import read_on_host
-from pipeline.request import Request
-from pipeline.rollout import Rollout
+from pipeline.results.audit_record import AuditRecord
+from pipeline.results.chunk import Chunk
+from pipeline.results.rollout import Rollout
+from pipeline.running.held import read_on_host
+from pipeline.running.request import Request
 
 
 @dataclass(frozen=True)

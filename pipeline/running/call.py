@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.contract import Capabilities
 from pipeline.errors import InvalidRequest
-from pipeline.intake import Intake, policies_of
-from pipeline.params import SamplingParams
+from pipeline.policy.contract import Capabilities
+from pipeline.policy.params import SamplingParams
 from pipeline.prompts import Prompted
-from pipeline.rollout import Rollout
+from pipeline.results.rollout import Rollout
+from pipeline.running.intake import Intake, policies_of
 
 
 class Call:

@@ -9,8 +9,8 @@ import torch
 
 import gpu
 from pipeline.arrays import array_of
+from pipeline.drafting.proposer import Contexts, Proposed, Proposer
 from pipeline.errors import InvalidRequest
-from pipeline.proposer import Contexts, Proposed, Proposer
 
 
 class NgramProposer(Proposer):

@@ -15,7 +15,7 @@ greedy request takes the argmax after step 5.
 
 What breaks the record is refused here, before the request starts:
 
-- a speculative method that doesn't declare how its drafts come about (`pipeline.proposer` has the three promises);
+- a speculative method that doesn't declare how its drafts come about (`drafting/proposer.py` has the three promises);
 - acceptance thresholds other than 1.0, simulated acceptance, or a verify stage that doesn't keep the law;
 - unbounded top_k, unless the pipeline was built with ``allow_unbounded_support=True``;
 - a sampled request, masked or not, on a pair that can only verify greedily.
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidRequest, short
-from pipeline.params import SamplingParams
+from pipeline.policy.params import SamplingParams
 
 
 @dataclass(frozen=True)

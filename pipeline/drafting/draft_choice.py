@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from model_loaders import find_draft
+from model_loaders.drafts.finding import demo_names
+from pipeline.drafting.ngram import NgramProposer
 from pipeline.errors import InvalidRequest, short
-from pipeline.ngram import NgramProposer
 
 LOOKUP = "ngram"
 """The name of prompt lookup, the one method with a name that has no checkpoint."""
@@ -39,5 +40,5 @@ def check_draft(draft: Any) -> None:
         return
     raise InvalidRequest(
         f"draft={short(draft)}, expected None (ordinary decoding), a Proposer (an instance) or what load_draft gives; "
-        f'SpeculativePipeline.from_pretrained also takes "demo", "demo-dspark", "{LOOKUP}", a hub name or a folder'
+        f"SpeculativePipeline.from_pretrained also takes {demo_names()}, '{LOOKUP}', a hub name or a folder"
     )

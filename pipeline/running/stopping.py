@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from pipeline.params import SamplingParams
-from pipeline.rollout import FinishReason
+from pipeline.policy.params import SamplingParams
+from pipeline.results.rollout import FinishReason
 
 
 class StopScanner:

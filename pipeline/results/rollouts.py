@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.audit_record import DTYPES, AuditRecord
 from pipeline.errors import InvalidRequest
 from pipeline.files import written_whole
-from pipeline.mask_checks import check_shape
-from pipeline.rollout import Rollout, SamplingMask, TopLogprobs
+from pipeline.results.audit_record import DTYPES, AuditRecord
+from pipeline.results.mask_checks import check_shape
+from pipeline.results.rollout import Rollout, SamplingMask, TopLogprobs
 
 FORMAT = "specmask.rollouts.v3"
 METADATA_KEY = b"specmask"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit_record import AuditRecord
+from pipeline.results.audit_record import AuditRecord
 
 
 @dataclass(slots=True)

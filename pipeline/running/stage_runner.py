@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline import stages as library
 from pipeline.errors import InvalidRequest
-from pipeline.state import State
+from pipeline.running.state import State
 
 STAGES = ("admit", "prefill", "draft", "forward", "adjust", "verify", "capture", "commit", "pack", "finish")
 

@@ -17,15 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.arguments import add_options, given
+from model_loaders.drafts.finding import demo_names
+from pipeline.cli.arguments import add_options, given
+from pipeline.drafting.draft_choice import LOOKUP
+from pipeline.drafting.lengths import ConfidenceThreshold
 from pipeline.grammars.grammar import Grammar
 from pipeline.jobs import Job
 from pipeline.jobs.job import SHARD_SIZE
 from pipeline.jobs.on_ray import run_on_ray
-from pipeline.lengths import ConfidenceThreshold
-from pipeline.params import NO_TEXT_FORM, SamplingParams
 from pipeline.pipeline import SpeculativePipeline
-from pipeline.state import Options
+from pipeline.policy.params import NO_TEXT_FORM, SamplingParams
+from pipeline.running.state import Options
 
 DONE, SOME_FAILED, BAD_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 
@@ -65,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--target", required=True, help='"demo", a hub name, a local folder or a GGUF file')
     command.add_argument(
         "--draft",
-        help='"demo", "demo-dspark", "ngram" (prompt lookup), a hub name or a local folder (default: none)',
+        help=f"{demo_names()}, '{LOOKUP}' (prompt lookup), a hub name or a local folder (default: none)",
     )
     command.add_argument(
         "--prompts",

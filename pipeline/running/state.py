@@ -10,11 +10,11 @@ from numbers import Integral
 from typing import Any
 
 import gpu
+from pipeline.drafting.lengths import DraftLengths
 from pipeline.errors import InvalidRequest
-from pipeline.lengths import DraftLengths
-from pipeline.names import unknown_option
-from pipeline.request import Request
-from pipeline.slot_limit import SlotLimit
+from pipeline.policy.names import unknown_option
+from pipeline.running.request import Request
+from pipeline.running.slot_limit import SlotLimit
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Options:
             them from the draft's law under the request's own policy, "auto" is the method's own way (draft models:
             "sample", prompt lookup: "argmax"). The law of the output is the same; how many drafts are kept is not.
         draft_lengths: How many drafts of a request are verified, by the draft's confidences: a
-            `pipeline.lengths.ConfidenceThreshold` or `ThroughputSchedule`; None: all. Rows left out aren't computed.
+            `pipeline.ConfidenceThreshold` or `ThroughputSchedule`; None: all. Rows left out aren't computed.
         engine: Where rounds run (see `pipeline.engine`). "graphs": on the device, as CUDA graphs, the host a round
             behind; "overlapped": the same without graphs, on the CPU too; "eager": stage by stage, every record at
             hand; "auto": graphs on CUDA where the draft allows it, else eager. The tokens are the same.
@@ -111,7 +111,7 @@ class State:
 
     Attributes:
         target: `model_loaders.Target`.
-        draft: A draft model or a `pipeline.proposer.Proposer`; None for ordinary decoding.
+        draft: A draft model or a `pipeline.drafting.proposer.Proposer`; None for ordinary decoding.
         target_cache, draft_cache: One row a slot; the draft's is None without a draft.
         options: The pipeline's options.
         waiting: Requests without a slot, in order. Written by submit and admit.

@@ -10,17 +10,17 @@ import torch
 
 import gpu
 from pipeline.arrays import torchs_stream
-from pipeline.contract import Capabilities, check_request
 from pipeline.engine import Engine
 from pipeline.errors import InvalidRequest
-from pipeline.host_threads import threads_for
-from pipeline.records import Block, Round, Settled
-from pipeline.request import Request
-from pipeline.rollout import Rollout
-from pipeline.slot_limit import is_out_of_memory
-from pipeline.stage_runner import StageRunner
+from pipeline.policy.contract import Capabilities, check_request
+from pipeline.results.rollout import Rollout
+from pipeline.running.host_threads import threads_for
+from pipeline.running.records import Block, Round, Settled
+from pipeline.running.request import Request
+from pipeline.running.slot_limit import is_out_of_memory
+from pipeline.running.stage_runner import StageRunner
+from pipeline.running.state import State
 from pipeline.stages.finish import make_rollout
-from pipeline.state import State
 
 MOST_CONTAINED = 8
 """Requests in a row that exceptions of stages may end before the exception is raised."""

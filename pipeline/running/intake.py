@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 import gpu
-from pipeline.contract import Capabilities, check_request
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.compiler import Compiler
 from pipeline.grammars.grammar import Grammar
 from pipeline.grammars.walk import Walk
-from pipeline.params import SamplingParams
+from pipeline.policy.contract import Capabilities, check_request
+from pipeline.policy.params import SamplingParams
 from pipeline.prompts import Prompted, token_ids_of
-from pipeline.request import Prompt, Request
-from pipeline.state import State
-from pipeline.stopping import StopScanner
+from pipeline.running.request import Prompt, Request
+from pipeline.running.state import State
+from pipeline.running.stopping import StopScanner
 
 
 def policies_of(prompts: Sequence[Prompted], params: Any) -> list[SamplingParams]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import gpu
-from pipeline.audit_record import AuditRecord
-from pipeline.held import held, on_host
-from pipeline.records import Verified
+from pipeline.results.audit_record import AuditRecord
+from pipeline.running.held import held, on_host
+from pipeline.running.records import Verified
 
 
 def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord:

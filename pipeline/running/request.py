@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chunk import Records
 from pipeline.grammars.walk import Walk
-from pipeline.params import SamplingParams
-from pipeline.rollout import FinishReason
-from pipeline.stopping import StopScanner
+from pipeline.policy.params import SamplingParams
+from pipeline.results.chunk import Records
+from pipeline.results.rollout import FinishReason
+from pipeline.running.stopping import StopScanner
 
 
 @dataclass(eq=False)

@@ -38,7 +38,7 @@ def unknown_parameter(name: str, value: Any, known: Collection[str], place: str 
         known: Those that are taken here.
         place: What the message has before the name.
     """
-    from pipeline.state import Options  # which needs SamplingParams, whose names these are
+    from pipeline.running.state import Options  # which needs SamplingParams, whose names these are
 
     others = [one.name for one in fields(Options)]
     elsewhere = "an option of the pipeline: pass it to SpeculativePipeline"
@@ -47,7 +47,7 @@ def unknown_parameter(name: str, value: Any, known: Collection[str], place: str 
 
 def unknown_option(name: str, value: Any, known: Collection[str]) -> InvalidRequest:
     """The error for a name that isn't one of a pipeline's options."""
-    from pipeline.params import SamplingParams
+    from pipeline.policy.params import SamplingParams
 
     others = [one.name for one in fields(SamplingParams)]
     elsewhere = "a sampling parameter: pass it to SamplingParams"

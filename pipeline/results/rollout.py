@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.audit_record import AuditRecord
 from pipeline.errors import short
+from pipeline.results.audit_record import AuditRecord
 
 FinishReason = Literal["eos", "stop", "length", "time", "cancelled", "abort"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidRequest
-from pipeline.rollout import SamplingMask
+from pipeline.results.rollout import SamplingMask
 
 SUM_TOLERANCE = 2e-5
 """How far a recorded distribution's sum may be from one: float32 log-probabilities, with room for other engines'."""

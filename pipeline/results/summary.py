@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.reasons import kind_of
-from pipeline.rollout import Rollout
+from pipeline.policy.reasons import kind_of
+from pipeline.results.rollout import Rollout
 
 MOST_NAMES = 5
 """Prompts that the summary names beside a reason."""
@@ -29,7 +29,7 @@ class Summary:
         num_decoded: Output tokens that came from a round after the prefill.
         num_rounds: Those rounds.
         support_sizes: How often a support had so many tokens, by size.
-        failures: How many rollouts failed for a reason or others of its kind (`pipeline.reasons`), by the first one;
+        failures: How many rollouts failed for a reason or others of its kind (policy/reasons.py), by the first one;
             `examples` has the first names of their prompts.
     """
 

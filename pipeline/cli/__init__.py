@@ -1,0 +1,5 @@
+"""The command line.
+
+command.py    `python -m pipeline generate`
+arguments.py  options from a dataclass
+"""
