@@ -66,7 +66,7 @@ def machine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    from pipeline.results.provenance import package_versions
+    from pipeline.running.provenance import package_versions
 
     return package_versions(*MEASURED_BESIDE)
 

@@ -1,7 +1,7 @@
 """The pipeline: ten stages from prompts to rollouts.
 
 A round (`SpeculativePipeline.step`) runs these, each a small object in `pipeline.stages` that takes and returns a
-record of `pipeline.running.records`:
+record of `pipeline.batch.records`:
 
     1  admit     waiting requests get free slots
     2  prefill   their prompts go through the target, once a prompt       -> a block of one row a request
@@ -36,24 +36,25 @@ import torch
 from tqdm.auto import tqdm
 
 from model_loaders import FoundDraft, load_draft, load_target
+from pipeline.batch.records import Round
+from pipeline.batch.state import State
 from pipeline.drafting.draft_choice import check_draft, named_draft
 from pipeline.drafting.proposer import Proposer
 from pipeline.engine import make_engine
 from pipeline.engine.buckets import KV_STEP
 from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
+from pipeline.options import Options
 from pipeline.policy.contract import Capabilities, check_thresholds
 from pipeline.policy.params import SamplingParams
 from pipeline.prompts import Prompted
-from pipeline.results.provenance import describe
 from pipeline.results.rollout import Rollout
 from pipeline.results.rollouts import Rollouts
 from pipeline.running.call import Call
 from pipeline.running.intake import Intake
 from pipeline.running.operators import use_kernels
-from pipeline.running.records import Round
+from pipeline.running.provenance import describe
 from pipeline.running.stage_runner import StageRunner
-from pipeline.running.state import Options, State
 from pipeline.running.stepping import Stepper
 from pipeline.stages.finish import make_rollout
 
@@ -64,7 +65,7 @@ class SpeculativePipeline:
     Args:
         target: `model_loaders.Target`.
         draft: A `model_loaders.drafts.BlockDraft`, or a `pipeline.drafting.proposer.Proposer`; None: ordinary decoding.
-        options: See `pipeline.running.state.Options`, as keywords.
+        options: See `pipeline.options.Options`, as keywords.
 
     Raises:
         InvalidRequest: An option out of range, or a draft that proposes nothing.
@@ -72,7 +73,7 @@ class SpeculativePipeline:
 
     def __init__(self, target: Any, draft: Any = None, **options: Any) -> None:
         check_draft(draft)
-        checked = Options.checked(options).within(target, draft)
+        checked = Options(**options).within(target, draft)
         # A block is written to the cache whole, so its last rows may lie beyond max_length; in whole blocks of keys.
         room = checked.max_length + (1 if draft is None else 1 + draft.num_drafts)
         room += -room % KV_STEP
@@ -105,20 +106,20 @@ class SpeculativePipeline:
 
         Args:
             target: "demo", a hub name, a local folder (safetensors or GGUF) or a GGUF file.
-            draft: "demo" (DFlash) or "demo-dspark" for the target "demo"; a hub name or a local folder
+            draft: "demo" (DFlash), "demo-dspark" or "demo-dflash2" for the target "demo"; a hub name or a local folder
                 of a draft for this target; "ngram": prompt lookup (`NgramProposer`), for a target without a draft; a
                 proposer of your own; None: ordinary decoding.
             device: "auto" (CUDA if there is one), "cpu" or "cuda".
             dtype: "auto" (bfloat16 on CUDA, float32 on the CPU), or a name of torch's.
             options: `max_batch`, `max_length`, `filter_order`, `max_support`, `allow_unbounded_support`,
-                `prefill_chunk`, `proposal`, `draft_lengths`; see `pipeline.running.state.Options`.
+                `prefill_chunk`, `proposal`, `draft_lengths`; see `pipeline.options.Options`.
 
         Raises:
             model_loaders.CheckpointError: A checkpoint that doesn't load, or a draft for another target. A draft that
                 isn't there, or is no draft, is found before the target is loaded.
             InvalidRequest: An option out of range, or another kind of draft.
         """
-        Options.checked(options)
+        Options(**options)
         found = named_draft(draft)  # a target takes long: what is wrong with the draft alone is said before
         loaded = load_target(target, device=device, dtype=dtype)
         return cls(loaded, load_draft(found, loaded) if isinstance(found, FoundDraft) else found, **options)

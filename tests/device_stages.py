@@ -9,9 +9,9 @@ import torch
 import gpu
 from gpu.arrays import on_device
 from pipeline import SamplingParams
+from pipeline.batch.held import held
+from pipeline.batch.records import Block, Proposal
 from pipeline.policy.policies import row_policies
-from pipeline.running.held import held
-from pipeline.running.records import Block, Proposal
 from pipeline.stages import Adjust, Capture, Verify
 from tests.backends import assert_same, same_bits
 

@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
-from pipeline.running.request import Request
+from pipeline.batch.request import Request
 from tests import engines, pipes
 
 OVERFLOWS = 12

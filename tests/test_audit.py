@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import gpu
 from pipeline import ConfidenceThreshold, InvalidRequest, Rollout, Rollouts, SamplingMask, SamplingParams
 from pipeline.audit import audit
+from pipeline.batch.recording import record_rows
+from pipeline.batch.records import Adjusted, Proposal, Verified
+from pipeline.batch.request import Prompt, Request
 from pipeline.results.audit_record import DTYPES, RAGGED, AuditRecord
-from pipeline.running.recording import record_rows
-from pipeline.running.records import Adjusted, Proposal, Verified
-from pipeline.running.request import Prompt, Request
 from pipeline.stages import Draft, Verify
 from tests import pipes
 from tests.strategies import fuzz

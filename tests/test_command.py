@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 
-from pipeline import InvalidRequest, Rollout, Rollouts, SamplingParams, command
+from pipeline import InvalidRequest, Rollout, Rollouts, SamplingParams
 from pipeline.audit import audit
+from pipeline.cli import command
 from pipeline.cli.arguments import field_help, given
 from pipeline.drafting.lengths import ConfidenceThreshold
 from pipeline.jobs.running import run
+from pipeline.options import Options
 from pipeline.policy.params import NO_TEXT_FORM
 from pipeline.prompt_file import PromptLine, PromptReader, scan_prompts
 from pipeline.results.summary import Summary
-from pipeline.running.state import Options
 from tests import pipes
 from tests.strategies import fuzz
 from tests.test_rollouts import same

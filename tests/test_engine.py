@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gpu
 from model_loaders.targets import target
-from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline, intake
+from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
 from pipeline.drafting.lengths import ConfidenceThreshold
 from pipeline.drafting.ngram import NgramProposer
 from pipeline.engine.buckets import KV_STEP, kv_bucket, slots_bucket, top_bucket
@@ -21,7 +21,8 @@ from pipeline.engine.features import Features
 from pipeline.engine.memory import fitting, slot_bytes
 from pipeline.engine.prefills import Prefills
 from pipeline.engine.rounds import Rounds, Shape, Ticket
-from pipeline.running.state import Options
+from pipeline.options import Options
+from pipeline.running import intake
 from pipeline.testing.law import check_law
 from tests import engines, pipes
 from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same

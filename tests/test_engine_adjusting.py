@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import gpu
 from pipeline import SamplingParams
 from pipeline.arrays import array_of
+from pipeline.batch.records import Block, Proposal
 from pipeline.engine.adjusting import Adjusting
-from pipeline.running.records import Block, Proposal
 from pipeline.stages import Adjust
 from tests import device_adjust
 

@@ -9,8 +9,8 @@ import torch
 
 from pipeline import SamplingParams
 from pipeline.audit import audit
+from pipeline.batch.held import held
 from pipeline.engine.branch import Branch
-from pipeline.running.held import held
 from pipeline.testing.law import check_law
 from tests import engines
 from tests.engines import MIXED, PROMPTS, WIDE, assert_close, assert_same

@@ -214,7 +214,7 @@ class TestArrow:
 
     def test_the_docstring_names_every_column(self):
         """The schema is documented where it is defined: a column by its name, or by its family ("audit_*")."""
-        source = (Path(__file__).parent.parent / "pipeline" / "rollouts.py").read_text()
+        source = (Path(__file__).parent.parent / "pipeline" / "results" / "rollouts.py").read_text()
         documented = source.split("class Rollouts(")[0].split('"""')[-2]
         for name in SCHEMA.names:
             assert name in documented or f"{name.split('_')[0]}_*" in documented, name

@@ -12,10 +12,10 @@ import torch
 from model_loaders.kv_cache import RowCache
 from model_loaders.kv_cache.storage import Storage
 from pipeline import InvalidRequest, SamplingParams
+from pipeline.batch.slot_limit import ROUNDS_A_SLOT, SlotLimit
 from pipeline.jobs import Job
 from pipeline.jobs.running import run
 from pipeline.prompt_file import PromptLine
-from pipeline.running.slot_limit import ROUNDS_A_SLOT, SlotLimit
 from pipeline.running.stepping import MOST_CONTAINED
 from tests import pipes
 from tests.test_jobs import PARAMS as JOB_PARAMS

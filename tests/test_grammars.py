@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from transformers import PrefixConstrainedLogitsProcessor
 
 from model_loaders import load_target
-from pipeline import Grammar, InvalidRequest, NgramProposer, SamplingParams, SpeculativePipeline, command
+from pipeline import Grammar, InvalidRequest, NgramProposer, SamplingParams, SpeculativePipeline
 from pipeline.audit import audit
+from pipeline.cli import command
 from pipeline.cli.arguments import given as given_options
 from pipeline.grammars.compiler import Compiler
 from pipeline.grammars.walk import Walk

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpu
-from pipeline.running.held import held, read_on_host
+from pipeline.batch.held import held, read_on_host
 
 
 class Far(np.ndarray):

@@ -37,6 +37,23 @@ MAY_IMPORT = {
 }
 
 
+# The rooms of pipeline/, from the ground up: each may use those before it.
+FLOORS = (
+    ("errors", "files", "arrays", "version"),
+    ("prompts", "grammars", "drafting"),
+    ("policy",),
+    ("options", "results", "prompt_file"),
+    ("audit", "batch", "replay", "exports"),
+    ("stages", "centering"),
+    ("engine",),
+    ("running",),
+    ("pipeline",),
+    ("jobs", "testing", "__init__"),
+    ("cli", "demo"),
+    ("__main__",),
+)
+
+
 def modules():
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
@@ -57,6 +74,18 @@ def test_imports_point_one_way(path):
     package = path.relative_to(ROOT).parts[0]
     foreign = set(imports(path)) - MAY_IMPORT[package] - sys.stdlib_module_names
     assert not foreign, f"{path.name} imports {sorted(foreign)}"
+
+
+def test_the_rooms_of_the_pipeline_use_those_below_them():
+    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+    for path in (ROOT / "pipeline").rglob("*.py"):
+        room = path.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "pipeline":
+                used = (*node.module.split("."), "__init__")[1]
+                names = [name.name for name in node.names] if used == "__init__" else []
+                for other in [name for name in names if name in floor_of] or [used]:
+                    assert other == room or floor_of[other] < floor_of[room], f"{path} imports {node.module}"
 
 
 def test_the_oracle_shares_no_code():

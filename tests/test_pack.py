@@ -6,9 +6,9 @@ import numpy as np
 
 import gpu
 from pipeline import SamplingParams
-from pipeline.running.request import Request
-from pipeline.running.state import Options
-from pipeline.running.stopping import StopScanner
+from pipeline.batch.request import Request
+from pipeline.batch.stopping import StopScanner
+from pipeline.options import Options
 from pipeline.stages.finish import Finish
 from pipeline.stages.pack import BlockRows, pack_rows
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.arrays import torchs_stream
-from pipeline.running.held import held
+from pipeline.batch.held import held
 from tests import device_stages
 from tests.backends import DEVICE
 

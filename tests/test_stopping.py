@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline import SamplingParams
-from pipeline.running.stopping import StopScanner
+from pipeline.batch.stopping import StopScanner
 from tests import pipes
 
 TOKENIZER = pipes.target().tokenizer  # byte-level: a token a byte

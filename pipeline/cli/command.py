@@ -25,9 +25,9 @@ from pipeline.grammars.grammar import Grammar
 from pipeline.jobs import Job
 from pipeline.jobs.job import SHARD_SIZE
 from pipeline.jobs.on_ray import run_on_ray
+from pipeline.options import Options
 from pipeline.pipeline import SpeculativePipeline
 from pipeline.policy.params import NO_TEXT_FORM, SamplingParams
-from pipeline.running.state import Options
 
 DONE, SOME_FAILED, BAD_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 
@@ -136,7 +136,7 @@ def open_job(options: argparse.Namespace) -> Job:
         InvalidRequest: A value, a prompts file or a folder that can't be used.
         OSError: A file or folder that can't be read or made.
     """
-    Options.checked(given(options, Options))
+    Options(**given(options, Options))
     params = SamplingParams(**given(options, SamplingParams))
     return Job(options.out, options.prompts, params, shard_size=options.shard_size)
 

@@ -12,7 +12,7 @@ import torch
 
 import gpu
 from pipeline.arrays import array_of, send
-from pipeline.running.request import Request
+from pipeline.batch.request import Request
 
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _NEUTRAL = (1.0, 0.0, 0.0)

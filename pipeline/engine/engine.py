@@ -15,6 +15,10 @@ import numpy as np
 import torch
 
 import gpu
+from pipeline.batch.grammar_rows import allowed_rows
+from pipeline.batch.records import Admitted, Delivered
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.features import Features, why_eager
 from pipeline.engine.graphs import Graphs
@@ -23,10 +27,6 @@ from pipeline.engine.prefills import Prefills
 from pipeline.engine.rounds import Rounds, Shape, Ticket
 from pipeline.engine.slots import Slot, Slots
 from pipeline.errors import InvalidRequest
-from pipeline.grammars.rows import allowed_rows
-from pipeline.running.records import Admitted, Delivered
-from pipeline.running.request import Request
-from pipeline.running.state import State
 from pipeline.stages.pack import BlockRows, pack_rows
 
 
@@ -37,7 +37,7 @@ class _Launched:
     phase: int
     requests: list[tuple[int, Request]]
     ticket: Ticket
-    failures: Mapping[tuple[int, int], str]  # as in `pipeline.running.records.Adjusted`
+    failures: Mapping[tuple[int, int], str]  # as in `pipeline.batch.records.Adjusted`
 
 
 class Engine:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gpu
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 from pipeline.drafting.proposer import Proposer
 from pipeline.engine.buckets import top_bucket
 from pipeline.policy.params import SamplingParams
 from pipeline.policy.policies import weighed_whole
-from pipeline.running.request import Request
-from pipeline.running.state import State
 from pipeline.stages.draft import draws_drafts
 
 

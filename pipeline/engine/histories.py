@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pipeline.arrays import send
-from pipeline.running.request import Request
+from pipeline.batch.request import Request
 
 
 class Histories:

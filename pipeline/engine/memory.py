@@ -11,7 +11,7 @@ import torch
 from model_loaders import RowCache
 from pipeline.engine.adjusting import Adjusting
 from pipeline.errors import InvalidRequest
-from pipeline.running.state import Options
+from pipeline.options import Options
 
 KEPT_FREE = 0.1
 """The share of the free memory that stays for what isn't foreseen: graphs, prompts' activations, other arrays."""

@@ -15,11 +15,11 @@ import torch
 
 from model_loaders.kv_cache import DeviceSlots
 from pipeline.arrays import send
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 from pipeline.engine.branch import Branch
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.graphs import Graphs
-from pipeline.running.request import Request
-from pipeline.running.state import State
 from pipeline.stages.prefill import Prefix, end_prompt, run_chunk, share_prefix
 
 LEAST_WIDTH = 16

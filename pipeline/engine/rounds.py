@@ -16,6 +16,7 @@ import torch
 import gpu
 from model_loaders.drafts.proposal import ProposalLaw
 from pipeline.arrays import array_of
+from pipeline.batch.state import State
 from pipeline.drafting.drawing import Drawing
 from pipeline.drafting.proposer import Proposer
 from pipeline.engine.adjusting import Adjusting
@@ -26,7 +27,6 @@ from pipeline.engine.histories import Histories
 from pipeline.engine.outbox import DeviceOutbox, HostOutbox, Outbox, Results
 from pipeline.engine.restriction import Restriction
 from pipeline.engine.slots import Slots
-from pipeline.running.state import State
 from pipeline.stages.verify import WORKING_SUPPORT
 
 Allowed = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

@@ -10,7 +10,7 @@ import torch
 
 import gpu
 from pipeline.arrays import array_of, send_all
-from pipeline.running.request import Request
+from pipeline.batch.request import Request
 
 _ANCHOR, _START, _GENERATED, _REMAINING, _SEED = range(5)
 _PHASE, _NUM_DRAFTS = range(2)

@@ -3,5 +3,4 @@
 grammar.py    what a user asks for, without xgrammar
 compiler.py   a grammar against the target's vocabulary
 walk.py       where one request stands in its grammar, and what each row of a block may be
-rows.py       the bitmasks of a whole block, for `gpu.restrict_logits`, the ban on early endings among them
 """

@@ -20,8 +20,8 @@ from pipeline.jobs.shards import make_shard
 from pipeline.pipeline import SpeculativePipeline
 from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import PromptReader, scan_prompts
-from pipeline.results.provenance import package_versions
 from pipeline.results.summary import Summary
+from pipeline.running.provenance import package_versions
 from pipeline.version import __version__
 
 SHARD_SIZE = 256

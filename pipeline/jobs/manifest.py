@@ -14,7 +14,7 @@ from pipeline.files import written_whole
 from pipeline.pipeline import SpeculativePipeline
 from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import Shard
-from pipeline.results.provenance import describe
+from pipeline.running.provenance import describe
 
 FORMAT = "specmask.job.v1"
 REQUEST_PARTS = ("prompts", "params", "shard_size")

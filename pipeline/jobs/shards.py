@@ -17,10 +17,10 @@ from pipeline.jobs.running import run
 from pipeline.pipeline import SpeculativePipeline
 from pipeline.policy.params import SamplingParams
 from pipeline.prompt_file import PromptLine, Shard
-from pipeline.results.provenance import describe
 from pipeline.results.rollout import Rollout
 from pipeline.results.rollouts import Rollouts
 from pipeline.results.summary import Summary
+from pipeline.running.provenance import describe
 
 
 def make_shard(

@@ -1,10 +1,10 @@
-"""What is said of a name that sampling parameters, or a pipeline's options, don't have."""
+"""What is said of a name that a dataclass of settings doesn't have: the nearest name that it, or another one, has."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from dataclasses import fields
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -13,53 +13,63 @@ from pipeline.errors import InvalidRequest, short
 T = TypeVar("T")
 
 
-def refuse_unknown(cls: type[T]) -> type[T]:
-    """Have the dataclass of sampling parameters raise `unknown_parameter`'s error where Python has a TypeError.
+@dataclass(frozen=True)
+class _Known:
+    """The names of one dataclass, what a name of them is called, and who takes it."""
+
+    names: list[str]
+    what: str
+    taken_by: str
+
+
+_CLASSES: dict[type, _Known] = {}
+
+
+def with_known_names(what: str, taken_by: str) -> Callable[[type[T]], type[T]]:
+    """Have a dataclass raise `unknown_name`'s error where Python has a TypeError, and its names be known to others.
 
     Its signature, for a reader and for type checkers, stays.
-    """
-    init, known = cls.__init__, [one.name for one in fields(cls)]  # type: ignore[arg-type]
-
-    @functools.wraps(init)
-    def checked(self: T, *args: Any, **values: Any) -> None:
-        for name in values:
-            if name not in known:
-                raise unknown_parameter(name, values[name], known)
-        init(self, *args, **values)
-
-    cls.__init__ = checked  # type: ignore[assignment]
-    return cls
-
-
-def unknown_parameter(name: str, value: Any, known: Collection[str], place: str = "") -> InvalidRequest:
-    """The error for a name that isn't one of the sampling parameters.
 
     Args:
-        known: Those that are taken here.
+        what: What a message calls one of its fields, with its article.
+        taken_by: What a user passes them to.
+    """
+
+    def known(cls: type[T]) -> type[T]:
+        init, names = cls.__init__, [one.name for one in fields(cls)]  # type: ignore[arg-type]
+        _CLASSES[cls] = _Known(names, what, taken_by)
+
+        @functools.wraps(init)
+        def checked(self: T, *args: Any, **values: Any) -> None:
+            for name in values:
+                if name not in names:
+                    raise unknown_name(cls, name, values[name])
+            init(self, *args, **values)
+
+        cls.__init__ = checked  # type: ignore[assignment]
+        return cls
+
+    return known
+
+
+def unknown_name(
+    cls: type, name: str, value: Any, *, known: Collection[str] | None = None, place: str = ""
+) -> InvalidRequest:
+    """The error for a name that a class which has known names doesn't have.
+
+    Args:
+        known: Those of its names that are taken here; None: all.
         place: What the message has before the name.
     """
-    from pipeline.running.state import Options  # which needs SamplingParams, whose names these are
-
-    others = [one.name for one in fields(Options)]
-    elsewhere = "an option of the pipeline: pass it to SpeculativePipeline"
-    return _unknown(place + name, name, value, known, "a sampling parameter", others, elsewhere)
-
-
-def unknown_option(name: str, value: Any, known: Collection[str]) -> InvalidRequest:
-    """The error for a name that isn't one of a pipeline's options."""
-    from pipeline.policy.params import SamplingParams
-
-    others = [one.name for one in fields(SamplingParams)]
-    elsewhere = "a sampling parameter: pass it to SamplingParams"
-    return _unknown(name, name, value, known, "an option of the pipeline", others, elsewhere)
-
-
-def _unknown(
-    shown: str, name: str, value: Any, known: Collection[str], kind: str, others: Collection[str], elsewhere: str
-) -> InvalidRequest:
+    own = _CLASSES[cls]
+    known = own.names if known is None else known
+    others = {other: one for one in _CLASSES.values() if one is not own for other in one.names}
+    shown = f"{place}{name}={short(value)}, expected {own.what}"
     # A name that is right elsewhere is nearer than any that is nearly right here.
-    nearest = get_close_matches(name, [*known, *others], 1)
-    if not nearest:
-        return InvalidRequest(f"{shown}={short(value)}, expected {kind}: one of {', '.join(known)}")
-    hint = f"did you mean {nearest[0]}?" if nearest[0] in known else f"{nearest[0]} is {elsewhere}"
-    return InvalidRequest(f"{shown}={short(value)}, expected {kind}; {hint}")
+    nearest = next(iter(get_close_matches(name, [*known, *others], 1)), None)
+    if nearest is None:
+        return InvalidRequest(f"{shown}: one of {', '.join(known)}")
+    if nearest in known:
+        return InvalidRequest(f"{shown}; did you mean {nearest}?")
+    right = others[nearest]
+    return InvalidRequest(f"{shown}; {nearest} is {right.what}: pass it to {right.taken_by}")

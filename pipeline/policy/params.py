@@ -15,7 +15,7 @@ import numpy as np
 from gpu import GREEDY_TEMPERATURE
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.grammar import Grammar
-from pipeline.policy.names import refuse_unknown
+from pipeline.policy.names import with_known_names
 
 MAX_SAMPLES = 1 << 20
 """The most samples of one prompt."""
@@ -24,7 +24,7 @@ NO_TEXT_FORM = ("logits_processors",)
 """Parameters that a command line or a JSON file can't give."""
 
 
-@refuse_unknown
+@with_known_names("a sampling parameter", "SamplingParams")
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """The sampling policy of one request, its limits, and what is recorded of it.

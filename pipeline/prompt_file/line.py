@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipeline.errors import InvalidRequest, short
-from pipeline.policy.names import unknown_parameter
+from pipeline.policy.names import unknown_name
 from pipeline.policy.params import NO_TEXT_FORM, SamplingParams
 from pipeline.prompt_file.contents import FIELDS, KINDS, json_object
 from pipeline.prompts import Prompted
@@ -71,7 +71,7 @@ def _params(own: Any, params: SamplingParams) -> SamplingParams:
     allowed = [one.name for one in fields(SamplingParams) if one.name not in NO_TEXT_FORM]
     for name in own:
         if name not in allowed:
-            raise unknown_parameter(name, own[name], allowed, place="params.")
+            raise unknown_name(SamplingParams, name, own[name], known=allowed, place="params.")
     if isinstance(own.get("logit_bias"), Mapping):
         own = own | {"logit_bias": _bias(own["logit_bias"])}
     return replace(params, **own)

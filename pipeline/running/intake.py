@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 import gpu
+from pipeline.batch.request import Prompt, Request
+from pipeline.batch.state import State
+from pipeline.batch.stopping import StopScanner
 from pipeline.errors import InvalidRequest
 from pipeline.grammars.compiler import Compiler
 from pipeline.grammars.grammar import Grammar
@@ -16,9 +19,6 @@ from pipeline.grammars.walk import Walk
 from pipeline.policy.contract import Capabilities, check_request
 from pipeline.policy.params import SamplingParams
 from pipeline.prompts import Prompted, token_ids_of
-from pipeline.running.request import Prompt, Request
-from pipeline.running.state import State
-from pipeline.running.stopping import StopScanner
 
 
 def policies_of(prompts: Sequence[Prompted], params: Any) -> list[SamplingParams]:

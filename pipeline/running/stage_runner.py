@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline import stages as library
+from pipeline.batch.state import State
 from pipeline.errors import InvalidRequest
-from pipeline.running.state import State
 
 STAGES = ("admit", "prefill", "draft", "forward", "adjust", "verify", "capture", "commit", "pack", "finish")
 

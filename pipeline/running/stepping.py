@@ -10,16 +10,16 @@ import torch
 
 import gpu
 from pipeline.arrays import torchs_stream
+from pipeline.batch.records import Block, Round, Settled
+from pipeline.batch.request import Request
+from pipeline.batch.slot_limit import is_out_of_memory
+from pipeline.batch.state import State
 from pipeline.engine import Engine
 from pipeline.errors import InvalidRequest
 from pipeline.policy.contract import Capabilities, check_request
 from pipeline.results.rollout import Rollout
 from pipeline.running.host_threads import threads_for
-from pipeline.running.records import Block, Round, Settled
-from pipeline.running.request import Request
-from pipeline.running.slot_limit import is_out_of_memory
 from pipeline.running.stage_runner import StageRunner
-from pipeline.running.state import State
 from pipeline.stages.finish import make_rollout
 
 MOST_CONTAINED = 8

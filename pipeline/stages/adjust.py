@@ -11,10 +11,10 @@ import torch
 
 import gpu
 from pipeline.arrays import array_of
-from pipeline.grammars.rows import allowed_rows
-from pipeline.running.records import Adjusted, Block, Proposal
-from pipeline.running.request import Request
-from pipeline.running.state import State
+from pipeline.batch.grammar_rows import allowed_rows
+from pipeline.batch.records import Adjusted, Block, Proposal
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 
 
 class Adjust:

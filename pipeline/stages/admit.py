@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.running.records import Admitted
-from pipeline.running.state import State
+from pipeline.batch.records import Admitted
+from pipeline.batch.state import State
 
 
 class Admit:

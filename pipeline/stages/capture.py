@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 import gpu
-from pipeline.running.held import held
-from pipeline.running.recording import record_rows
-from pipeline.running.records import Captured, Verified
-from pipeline.running.state import State
+from pipeline.batch.held import held
+from pipeline.batch.recording import record_rows
+from pipeline.batch.records import Captured, Verified
+from pipeline.batch.state import State
 
 
 class Capture:

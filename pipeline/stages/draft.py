@@ -9,12 +9,12 @@ import torch
 
 import gpu
 from pipeline.arrays import array_of
+from pipeline.batch.records import Proposal
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 from pipeline.drafting.drawing import Drawing
 from pipeline.drafting.proposer import Contexts, Proposer, checked
 from pipeline.policy.policies import row_policies, weighed_whole
-from pipeline.running.records import Proposal
-from pipeline.running.request import Request
-from pipeline.running.state import State
 
 
 def draws_drafts(state: State) -> bool:

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.batch.records import Finished, Packed
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 from pipeline.results.chunk import Chunk, Records
 from pipeline.results.rollout import FinishReason, Rollout, SamplingMask, TopLogprobs
-from pipeline.running.records import Finished, Packed
-from pipeline.running.request import Request
-from pipeline.running.state import State
 
 
 class Finish:

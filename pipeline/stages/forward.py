@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from pipeline.batch.records import Block, Proposal
+from pipeline.batch.state import State
 from pipeline.drafting.proposer import Proposer
-from pipeline.running.records import Block, Proposal
-from pipeline.running.state import State
 
 
 class Forward:

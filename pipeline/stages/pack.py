@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 import gpu
+from pipeline.batch.records import Committed, Packed
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 from pipeline.results.audit_record import AuditRecord
 from pipeline.results.chunk import Chunk
-from pipeline.running.records import Committed, Packed
-from pipeline.running.request import Request
-from pipeline.running.state import State
 
 
 @dataclass(frozen=True)
 class BlockRows:
-    """What a block's rows came to, on the host; the fields as in `pipeline.running.records.Captured` and `Adjusted`."""
+    """What a block's rows came to, on the host; the fields as in `pipeline.batch.records.Captured` and `Adjusted`."""
 
     verdict: gpu.Verdict
     capture: gpu.Capture | None

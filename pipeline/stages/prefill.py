@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.running.records import Admitted, Block, Proposal
-from pipeline.running.request import Request
-from pipeline.running.state import State
+from pipeline.batch.records import Admitted, Block, Proposal
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 
 
 @dataclass(frozen=True)

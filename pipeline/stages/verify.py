@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 import gpu
+from pipeline.batch.held import held
+from pipeline.batch.records import Adjusted, Verified
+from pipeline.batch.request import Request
+from pipeline.batch.state import State
 from pipeline.policy.policies import row_policies, weighed_whole
-from pipeline.running.held import held
-from pipeline.running.records import Adjusted, Verified
-from pipeline.running.request import Request
-from pipeline.running.state import State
 
 WORKING_SUPPORT = 1024
 """Support entries kept a row where nobody records supports; wider rows are walked again by the draw."""

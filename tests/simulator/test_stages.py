@@ -12,7 +12,7 @@ import gpu.top_tokens.device
 import pipeline.stages.adjust
 from gpu.device.memory import SimulatedArray
 from pipeline.arrays import array_of
-from pipeline.running.held import held
+from pipeline.batch.held import held
 from tests import device_stages
 from tests.simulator.backend import Simulated
 

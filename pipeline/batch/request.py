@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.batch.stopping import StopScanner
 from pipeline.grammars.walk import Walk
 from pipeline.policy.params import SamplingParams
 from pipeline.results.chunk import Records
 from pipeline.results.rollout import FinishReason
-from pipeline.running.stopping import StopScanner
 
 
 @dataclass(eq=False)

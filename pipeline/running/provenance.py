@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.batch.state import State
 from pipeline.policy.contract import Capabilities
 from pipeline.policy.params import SamplingParams
-from pipeline.running.state import State
 from pipeline.version import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 import gpu
+from pipeline.batch.held import read_on_host
+from pipeline.batch.request import Request
 from pipeline.results.audit_record import AuditRecord
 from pipeline.results.chunk import Chunk
 from pipeline.results.rollout import Rollout
-from pipeline.running.held import read_on_host
-from pipeline.running.request import Request
 
 
 @dataclass(frozen=True)

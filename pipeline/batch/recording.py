@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import gpu
+from pipeline.batch.held import held, on_host
+from pipeline.batch.records import Verified
 from pipeline.results.audit_record import AuditRecord
-from pipeline.running.held import held, on_host
-from pipeline.running.records import Verified
 
 
 def record_rows(verified: Verified, capture: gpu.Capture, b: int) -> AuditRecord:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from pipeline.batch.request import Request
 from pipeline.grammars.walk import clear_bits
-from pipeline.running.request import Request
 
 
 def allowed_rows(
