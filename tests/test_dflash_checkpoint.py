@@ -462,7 +462,9 @@ def test_hub_names(folder, target, monkeypatch):
     assert (draft.name, draft.revision) == ("someone/some-draft", folder.name)
 
 
-@pytest.mark.parametrize(("name", "method", "rows"), [("demo", "dflash", 8), ("demo-dspark", "dspark", 7)])
+@pytest.mark.parametrize(
+    ("name", "method", "rows"), [("demo", "dflash", 8), ("demo-dspark", "dspark", 7), ("demo-dflash2", "dflash2", 8)]
+)
 def test_the_shipped_demo_drafts_are_the_cards(name, method, rows):
     """It loads for a target of the demo's size, is the file that the card names, and is small enough to ship."""
     target = SimpleNamespace(

@@ -22,6 +22,7 @@ from model_loaders.files import read_json_object
 DEMO_DRAFTS = {
     "demo": Path(__file__).parent.parent / "demo_draft",
     "demo-dspark": Path(__file__).parent.parent / "demo_dspark",
+    "demo-dflash2": Path(__file__).parent.parent / "demo_dflash2",
 }
 
 
