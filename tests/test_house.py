@@ -37,8 +37,8 @@ MAY_IMPORT = {
 }
 
 
-# The rooms of pipeline/, from the ground up: each may use those before it.
-FLOORS = (
+# The parts of pipeline/, lowest first: each may import those of the layers before its own.
+LAYERS = (
     ("errors", "files", "arrays", "version"),
     ("prompts", "grammars", "drafting"),
     ("policy",),
@@ -76,16 +76,16 @@ def test_imports_point_one_way(path):
     assert not foreign, f"{path.name} imports {sorted(foreign)}"
 
 
-def test_the_rooms_of_the_pipeline_use_those_below_them():
-    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+def test_the_parts_of_the_pipeline_import_those_below_them():
+    layer_of = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
     for path in (ROOT / "pipeline").rglob("*.py"):
-        room = path.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py")
+        part = path.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "pipeline":
                 used = (*node.module.split("."), "__init__")[1]
                 names = [name.name for name in node.names] if used == "__init__" else []
-                for other in [name for name in names if name in floor_of] or [used]:
-                    assert other == room or floor_of[other] < floor_of[room], f"{path} imports {node.module}"
+                for other in [name for name in names if name in layer_of] or [used]:
+                    assert other == part or layer_of[other] < layer_of[part], f"{path} imports {node.module}"
 
 
 def test_the_oracle_shares_no_code():
