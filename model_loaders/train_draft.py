@@ -37,8 +37,11 @@ from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.dataset import Text, load_texts, save_texts
 from model_loaders.training.loss import LossWeights
 from model_loaders.training.prompts import from_file, prompt_ids, read_prompts, self_written
-from model_loaders.training.trainer import Trainer, TrainingOptions
+from model_loaders.training.trainer import Trainer, TrainingOptions, check_start
 from model_loaders.training.writing import Writer
+
+FEWEST_TEXTS = 8
+"""To train on, and to hold out a quarter."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,9 +130,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     check_options(args)
     start = find_draft(args.start_from) if args.start_from else None  # before the target, which takes longer
     target = load_target(args.target, device=args.device, dtype=args.dtype, revision=args.revision)
+    config = draft_config(args, target)
+    begun = load_draft(start, target, dtype=torch.float32) if start else None
+    if begun:
+        check_start(begun, config)
     texts = written_texts(args, target)
     held = min(args.held_out, len(texts) // 4)
-    config = draft_config(args, target)
     options = TrainingOptions(
         steps=args.steps, batch=args.batch, anchors=args.anchors, length=args.max_length,
         learning_rate=args.learning_rate, loss=loss_weights(args), seed=args.seed, every=args.every,
@@ -138,8 +144,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.train_seconds:
         options = replace(options, steps=fitting_steps(args, target, config, texts[held:], options))
     trainer = Trainer(target, config, texts[held:], texts[:held], options, args.output)
-    if start:
-        trainer.start_from(load_draft(start, target, dtype=torch.float32))
+    if begun:
+        trainer.start_from(begun)
     if args.resume and trainer.resume():
         print(f"resumed at step {trainer.step}", flush=True)
     export(trainer, args.int8)
@@ -160,8 +166,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise CheckpointError for options of DFlash 2 that don't go together."""
+    """Raise CheckpointError for options that can't be, or don't go together."""
     dflash2 = args.method == "dflash2"
+    if args.samples < FEWEST_TEXTS and not (args.texts or args.resume):
+        raise CheckpointError(f"--samples={args.samples}, expected at least {FEWEST_TEXTS}")
+    fewest_rows = 1 if args.method == "dspark" else 2
+    if args.block_size is not None and args.block_size < fewest_rows:
+        raise CheckpointError(f"--block-size={args.block_size}, expected at least {fewest_rows} for {args.method}")
     if args.freeze_backbone and not (dflash2 and args.start_from):
         raise CheckpointError(
             f"--freeze-backbone with --method {args.method}, --start-from {args.start_from}: expected dflash2 and the "
@@ -227,8 +238,9 @@ def written_texts(args: argparse.Namespace, target: Any) -> list[Text]:
     slots = min(args.slots, count)
     writer = Writer(target, slots=slots, max_length=args.max_length, seed=args.seed)
     texts = writer.write(plans, count, time_limit=args.write_seconds)
-    if len(texts) < 8:
-        raise CheckpointError(f"only {len(texts)} texts were written, expected at least 8; raise --samples")
+    if len(texts) < FEWEST_TEXTS:
+        short = "--write-seconds" if args.write_seconds else "the number of prompts"
+        raise CheckpointError(f"only {len(texts)} texts were written, expected at least {FEWEST_TEXTS}; raise {short}")
     # Texts come in the order in which they end, short ones first: held-out ones must be like the rest.
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(args.seed)).tolist()
     texts = [texts[i] for i in order]

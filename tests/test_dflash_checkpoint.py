@@ -462,6 +462,21 @@ def test_hub_names(folder, target, monkeypatch):
     assert (draft.name, draft.revision) == ("someone/some-draft", folder.name)
 
 
+def test_a_name_that_the_hub_does_not_have(monkeypatch):
+    """One line, whatever the hub says, with the shipped draft that was meant."""
+
+    def snapshot_download(name, **_):
+        raise OSError(f"{name}:\nnot here")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(CheckpointError) as raised:
+        find_draft("demo_dflash2")
+    said = str(raised.value)
+    assert "\n" not in said
+    assert "(demo_dflash2: not here)" in said
+    assert said.endswith("did you mean 'demo-dflash2'?")
+
+
 @pytest.mark.parametrize(
     ("name", "method", "rows"), [("demo", "dflash", 8), ("demo-dspark", "dspark", 7), ("demo-dflash2", "dflash2", 8)]
 )

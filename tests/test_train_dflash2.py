@@ -12,13 +12,14 @@ import torch
 from model_loaders import load_draft
 from model_loaders.drafts.backbone import DraftConfig
 from model_loaders.drafts.dflash2 import DFlash2Config, DFlash2Draft, DFlash2Module
+from model_loaders.errors import CheckpointError
 from model_loaders.train_draft import export, main
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.blocks import block_hidden
 from model_loaders.training.dataset import Batch, Text, load_texts
 from model_loaders.training.dflash2 import before_heads, compare_candidates, compiled_compare_candidates, heads
 from model_loaders.training.loss import LossWeights, batch_loss
-from model_loaders.training.trainer import Trainer, TrainingOptions
+from model_loaders.training.trainer import Trainer, TrainingOptions, check_start
 from tests import tiny_drafts
 from tests.test_train_draft import command, folder, target  # noqa: F401 (fixtures)
 
@@ -289,6 +290,32 @@ def test_the_command_line_trains_a_selector(folder, target, tmp_path):  # noqa: 
     assert type(load_draft(start, target).config) is DraftConfig
 
 
+@pytest.mark.parametrize(
+    "options", [[], ["--method", "dspark"], ["--method", "dflash2", "--selector-rank", "5"], ["--layers", "2"]]
+)
+def test_another_draft_to_start_from_is_refused_before_texts_are_written(
+    folder,  # noqa: F811
+    target,  # noqa: F811
+    tmp_path,
+    capsys,
+    monkeypatch,
+    options,
+):
+    start = tiny_drafts.write(tmp_path / "start", "dflash2 selector only", target, layer_ids=(0, 2))
+    monkeypatch.setattr("model_loaders.train_draft.written_texts", lambda *_: pytest.fail("texts were written"))
+    given = ["--target", str(folder), "--output", str(tmp_path / "out"), "--device", "cpu", "--start-from", str(start)]
+    assert main([*given, *options]) == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_the_number_of_candidates_is_free(target, tmp_path):  # noqa: F811
+    """It shapes no weight: training may start with another."""
+    start = load_draft(tiny_drafts.write(tmp_path, "dflash2 selector only", target, layer_ids=(0, 2)), target)
+    check_start(start, replace(start.config, selector_top_k=start.config.selector_top_k + 1))
+    with pytest.raises(CheckpointError, match="--start-from"):
+        check_start(start, replace(start.config, selector_rank=start.config.selector_rank + 1))
+
+
 def output_texts(folder):  # noqa: F811
     return folder / "training" / "texts.safetensors"
 
@@ -302,6 +329,8 @@ def output_texts(folder):  # noqa: F811
         (["--method", "dflash2", "--selector-top-k", "1"], "--selector-top-k=1, expected at least 2"),
         (["--method", "dflash2", "--conv-kernel-size", "2"], "--conv-group-size=0, expected both or neither"),
         (["--method", "dflash2", "--unary", "2"], "--unary=2.0, expected a share from 0 to 1"),
+        (["--samples", "7"], "--samples=7, expected at least 8"),
+        (["--block-size", "1"], "--block-size=1, expected at least 2 for dflash"),
     ],
 )
 def test_options_that_do_not_go_together(folder, tmp_path, capsys, options, said):  # noqa: F811

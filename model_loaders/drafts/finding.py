@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
@@ -84,6 +85,8 @@ def tensor_names(files: tuple[Path, ...]) -> set[str]:
 
 def _find(name: str, revision: str | None) -> tuple[Path, str | None, bool]:
     """The local folder of a draft, its revision (the hub's commit for a hub name), and whether it is the hub's."""
+    if not name.strip():
+        raise CheckpointError(f"draft={name!r}, expected {demo_names()}, a folder or a hub name")
     if name in DEMO_DRAFTS:
         return DEMO_DRAFTS[name], None, False
     if (folder := Path(name).expanduser()).is_dir():
@@ -103,9 +106,12 @@ def _snapshot(name: str, revision: str | None, files: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=[files]))
     except Exception as error:
+        why = " ".join(str(error).split())
+        near = get_close_matches(name.replace("_", "-"), DEMO_DRAFTS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise CheckpointError(
-            f"draft={name!r}, revision={revision!r}: no such folder, and the hub gave no snapshot ({error}); check the "
-            f"name ({demo_names()} and, for a pipeline, 'ngram' need no hub), or download it and pass the folder"
+            f"draft={name!r}, revision={revision!r}: no such folder, and the hub gave no snapshot ({why}); check the "
+            f"name ({demo_names()} and, for a pipeline, 'ngram' need no hub), or download it and pass the folder{hint}"
         ) from error
 
 

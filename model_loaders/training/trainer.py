@@ -144,16 +144,8 @@ class Trainer:
         Its MLPs may be narrower, and a DFlash draft may get DFlash 2's parts. What it lacks keeps its first weights,
         but adds nothing to the output yet: the draft that training begins with is the one that was given.
         """
-        narrow, wanted = draft.config.intermediate_size, self.config
-        if isinstance(wanted, DFlash2Config) and type(draft.config) is DraftConfig:
-            wanted = DraftConfig(**{part.name: getattr(wanted, part.name) for part in fields(DraftConfig)})
-        if replace(draft.config, intermediate_size=wanted.intermediate_size) != wanted or (
-            narrow > wanted.intermediate_size
-        ):
-            raise CheckpointError(
-                f"--start-from {draft.name}: its configuration is {draft.config}, expected {wanted}, of which "
-                "intermediate_size may be larger; give the options that it was trained with"
-            )
+        check_start(draft, self.config)
+        narrow = draft.config.intermediate_size
         for name, weight in draft.module.float().state_dict().items():
             own = self.named[name]
             if name.endswith("down_proj.weight"):
@@ -246,6 +238,25 @@ class Trainer:
     def _log(self, row: dict[str, Any]) -> None:
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
+
+
+def check_start(draft: BlockDraft, wanted: DraftConfig) -> None:
+    """Raise CheckpointError unless training a draft of this configuration can start from this one.
+
+    Its MLPs may be narrower, a DFlash draft may get DFlash 2's parts, and the number of candidates shapes no weight.
+    """
+    found = draft.config
+    if isinstance(wanted, DFlash2Config):
+        if type(found) is DraftConfig:
+            wanted = DraftConfig(**{part.name: getattr(wanted, part.name) for part in fields(DraftConfig)})
+        elif isinstance(found, DFlash2Config) and found.selector_rank and wanted.selector_rank:
+            wanted = replace(wanted, selector_top_k=found.selector_top_k)
+    narrow = found.intermediate_size <= wanted.intermediate_size
+    if not narrow or replace(found, intermediate_size=wanted.intermediate_size) != wanted:
+        raise CheckpointError(
+            f"--start-from {draft.name}: its configuration is {found}, expected {wanted}, of which intermediate_size "
+            "may be larger; give the options that it was trained with"
+        )
 
 
 def initialise(module: Backbone, seed: int) -> None:

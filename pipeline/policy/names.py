@@ -64,7 +64,9 @@ def unknown_name(
     own = _CLASSES[cls]
     known = own.names if known is None else known
     others = {other: one for one in _CLASSES.values() if one is not own for other in one.names}
-    shown = f"{place}{name}={short(value)}, expected {own.what}"
+    shown = f"{place}{name if name.isidentifier() else short(name)}={short(value)}, expected {own.what}"
+    if name in own.names:
+        return InvalidRequest(f"{shown} that can be given here: one of {', '.join(known)}")
     # A name that is right elsewhere is nearer than any that is nearly right here.
     nearest = next(iter(get_close_matches(name, [*known, *others], 1)), None)
     if nearest is None:

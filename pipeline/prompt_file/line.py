@@ -12,6 +12,8 @@ from pipeline.policy.params import NO_TEXT_FORM, SamplingParams
 from pipeline.prompt_file.contents import FIELDS, KINDS, json_object
 from pipeline.prompts import Prompted
 
+_PARAMETERS = [one.name for one in fields(SamplingParams) if one.name not in NO_TEXT_FORM]
+
 
 @dataclass(frozen=True)
 class PromptLine:
@@ -39,7 +41,9 @@ def prompt_line(number: int, content: bytes | dict[str, Any], params: SamplingPa
     held = content if isinstance(content, dict) else json_object(content)
     for name in held:
         if name not in FIELDS:
-            raise InvalidRequest(f"{name}={short(held[name])}, expected one of {', '.join(FIELDS)}")
+            shown = name if name.isidentifier() else short(name)
+            hint = '; sampling parameters go into "params"' if name in _PARAMETERS else ""
+            raise InvalidRequest(f"{shown}={short(held[name])}, expected one of {', '.join(FIELDS)}{hint}")
     kinds = [kind for kind in KINDS if kind in held]
     if len(kinds) != 1:
         raise InvalidRequest(f"{' and '.join(kinds) or 'no prompt'}, expected exactly one of {', '.join(KINDS)}")
@@ -68,10 +72,9 @@ def _params(own: Any, params: SamplingParams) -> SamplingParams:
         return params
     if not isinstance(own, dict):
         raise InvalidRequest(f"params={short(own)}, expected an object of sampling parameters")
-    allowed = [one.name for one in fields(SamplingParams) if one.name not in NO_TEXT_FORM]
     for name in own:
-        if name not in allowed:
-            raise unknown_name(SamplingParams, name, own[name], known=allowed, place="params.")
+        if name not in _PARAMETERS:
+            raise unknown_name(SamplingParams, name, own[name], known=_PARAMETERS, place="params.")
     if isinstance(own.get("logit_bias"), Mapping):
         own = own | {"logit_bias": _bias(own["logit_bias"])}
     return replace(params, **own)

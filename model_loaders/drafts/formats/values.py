@@ -204,6 +204,10 @@ def check_target(values: Values, config: DraftConfig, target: Any) -> None:
     for key, found, wanted in pairs:
         if found != wanted:
             raise values.error(f"{key}={found}, but the target has {wanted}; load the draft with its own target")
+    if config.block_size > config.max_position_embeddings:
+        raise values.error(
+            f"block_size={config.block_size}, expected at most max_position_embeddings={config.max_position_embeddings}"
+        )
 
 
 def check_presence(values: Values, key: str, value: Any, wanted: bool, tensor: str, names: Collection[str]) -> None:

@@ -65,6 +65,8 @@ def read(values: Values, names: Collection[str], target: Any) -> DraftConfig:
     if dflash2:
         whole = fields | {"vocab_size": fields["vocab_size"] or target.vocab_size}  # the codebooks have a row a token
         config = DFlash2Config(**(whole | _parts(values, names)))
+        if config.selector_top_k > (config.vocab_size or 0):
+            raise values.error(f"selector_top_k={config.selector_top_k}, expected at most {config.vocab_size} tokens")
     check_target(values, config, target)
     return config
 
