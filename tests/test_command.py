@@ -470,3 +470,14 @@ def test_the_summary_counts():
         "requests        0, of which 0 done and 0 refused or aborted",
         "tokens          0 in 2.0 s, 0.0 tokens/s",
     ]
+
+
+@pytest.mark.parametrize(("option", "hint"), [("--max-bacth", "; did you mean --max-batch?"), ("--zzz", "")])
+def test_an_unknown_option_is_named_with_the_nearest(tmp_path, capsys, option, hint):
+    given, _ = arguments(tmp_path)
+    with pytest.raises(SystemExit) as raised:
+        command.main([*given, option, "3"])
+    assert raised.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.endswith(f": error: {option}, expected an option of python -m pipeline generate{hint}\n")
+    assert shown.startswith("usage: python -m pipeline generate ")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose command says what isn't its option, with its own usage and the nearest that is."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            name = unknown[0].partition("=")[0]
+            near = get_close_matches(name, self._option_string_actions, 1)
+            self.error(f"{name}, expected an option of {self.prog}{f'; did you mean {near[0]}?' if near else ''}")
+        return options, unknown
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The options; those of sampling and of the pipeline are made from `SamplingParams` and `Options`."""
     codes = (__doc__ or "").partition("\n\n")[2]
-    parser = argparse.ArgumentParser(prog="python -m pipeline", description="Batch generation with exact records.")
+    parser = _Parser(prog="python -m pipeline", description="Batch generation with exact records.")
     commands = parser.add_subparsers(required=True, metavar="command")
     command = commands.add_parser(
         "generate",
