@@ -8,6 +8,11 @@ class InvalidRequest(ValueError):
     """
 
 
+def shown_name(name: str) -> str:
+    """A name from a user as a message shows it: on one line, whatever it is."""
+    return name if name.isidentifier() else short(name)
+
+
 def short(value: object, most: int = 80) -> str:
     """What a message shows of a value that may be long: its repr, cut at `most` characters."""
     text = repr(value)

@@ -143,6 +143,7 @@ CONFIGS = [
     ("dspark vanilla", top("target_layer_ids", [0, 2, 4]), r"target_layer_ids=\[0, 2, 4\], expected .*-1 .* to 3 .* 5"),
     ("dspark vanilla", top("mask_token_id", VOCAB), f"mask_token_id={VOCAB}, expected an id below .* {VOCAB}"),
     ("dspark vanilla", top("block_size", 0), "block_size=0, expected an integer of at least 1"),
+    ("dspark vanilla", top("block_size", 10**6), "block_size=1000000, expected at most max_position_embeddings="),
     ("specforge", nested("target_layer_ids", [0, 2, 7]), r"target_layer_ids=\[0, 2, 7\], expected layers from -1"),
     ("specforge", nested("mask_token_id", -1), "mask_token_id=-1, expected an id"),
     ("specforge", nested("projector_type", "domino"), "projector_type='domino', expected 'dspark'"),
@@ -174,6 +175,7 @@ CONFIGS = [
     ("dspark vanilla", top("enable_confidence_head", False), f"enable_confidence_head=False, but .* {CONFIDENCE}"),
     ("dspark rank 0", top("enable_confidence_head", True), f"enable_confidence_head=True, but .* no .* {CONFIDENCE}"),
     ("dflash2", nested("selector_rank", None), "selector_rank=0 with selector_top_k=4, expected both or neither"),
+    ("dflash2", nested("selector_top_k", VOCAB + 1), f"selector_top_k={VOCAB + 1}, expected at most {VOCAB} tokens"),
     ("dflash2", nested("conv_group_size", None), "conv_kernel_size=2 with conv_group_size=0, expected both or neither"),
     ("dflash2", nested("conv_group_size", 5), "conv_group_size=5, expected a divisor of hidden_size=16"),
     (

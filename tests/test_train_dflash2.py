@@ -305,7 +305,7 @@ def test_another_draft_to_start_from_is_refused_before_texts_are_written(
     monkeypatch.setattr("model_loaders.train_draft.written_texts", lambda *_: pytest.fail("texts were written"))
     given = ["--target", str(folder), "--output", str(tmp_path / "out"), "--device", "cpu", "--start-from", str(start)]
     assert main([*given, *options]) == 2
-    assert "expected" in capsys.readouterr().err
+    assert f"--start-from {start}: its configuration is " in capsys.readouterr().err
 
 
 def test_the_number_of_candidates_is_free(target, tmp_path):  # noqa: F811

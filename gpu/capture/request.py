@@ -107,13 +107,13 @@ def request_of(name: str, proposal_name: str | None, as_block: bool, threads: in
 
     @cuda.jit(device=True)
     def row_of(e, num_packed, held):
-        # The row that carries entry e of those that the request's rows carry.
+        # The row that carries entry e of those that the request's rows carry; 0 if none carries any.
         found = np.int32(0)
         for begin in range(0, num_packed, WARP):
             j = np.int32(begin + cuda.laneid)
             votes = cuda.ballot_sync(FULL, j < num_packed and held.after[min(j, np.int32(MAX_WIDTH - 1))] <= e)
             found = np.int32(found + cuda.popc(np.int32(votes)))
-        return np.int32(found - 1)
+        return np.int32(found - 1) if found > 0 else np.int32(0)
 
     @cuda.jit(device=True)
     def run_from(e, end, row, num_packed, first, rows, held):
@@ -176,8 +176,6 @@ def request_of(name: str, proposal_name: str | None, as_block: bool, threads: in
         warp, carried = np.int32(cuda.threadIdx.x // WARP), np.int32(shared[7])
         e, end = np.int32(carried * warp // warps), np.int32(carried * (warp + 1) // warps)
         row = row_of(e, num_packed, held)
-        if row < 0:
-            row = np.int32(0)
         following = four(run_from(e, end, row, num_packed, first, rows, held), cuda.laneid, rows)
         sums = np.int64(0)
         while other < request:

@@ -31,7 +31,7 @@ class Mirror:
         self.hosts = [cupyx.empty_pinned((nbytes,), np.uint8) for _ in range(num_slots)]
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(num_slots)]
         if relayed:
-            self._relays = [cupy.empty((nbytes,), np.uint8) for _ in range(num_slots)]
+            self._relays = [zeros((nbytes,), np.uint8) for _ in range(num_slots)]  # copies look further than they write
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._ready = cupy.cuda.Event(disable_timing=True)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from pipeline.errors import InvalidRequest, short
+from pipeline.errors import InvalidRequest, short, shown_name
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def unknown_name(
     own = _CLASSES[cls]
     known = own.names if known is None else known
     others = {other: one for one in _CLASSES.values() if one is not own for other in one.names}
-    shown = f"{place}{name if name.isidentifier() else short(name)}={short(value)}, expected {own.what}"
+    shown = f"{place}{shown_name(name)}={short(value)}, expected {own.what}"
     if name in own.names:
         return InvalidRequest(f"{shown} that can be given here: one of {', '.join(known)}")
     # A name that is right elsewhere is nearer than any that is nearly right here.

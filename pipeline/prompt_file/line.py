@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pipeline.errors import InvalidRequest, short
+from pipeline.errors import InvalidRequest, short, shown_name
 from pipeline.policy.names import unknown_name
 from pipeline.policy.params import NO_TEXT_FORM, SamplingParams
 from pipeline.prompt_file.contents import FIELDS, KINDS, json_object
@@ -41,9 +41,8 @@ def prompt_line(number: int, content: bytes | dict[str, Any], params: SamplingPa
     held = content if isinstance(content, dict) else json_object(content)
     for name in held:
         if name not in FIELDS:
-            shown = name if name.isidentifier() else short(name)
             hint = '; sampling parameters go into "params"' if name in _PARAMETERS else ""
-            raise InvalidRequest(f"{shown}={short(held[name])}, expected one of {', '.join(FIELDS)}{hint}")
+            raise InvalidRequest(f"{shown_name(name)}={short(held[name])}, expected one of {', '.join(FIELDS)}{hint}")
     kinds = [kind for kind in KINDS if kind in held]
     if len(kinds) != 1:
         raise InvalidRequest(f"{' and '.join(kinds) or 'no prompt'}, expected exactly one of {', '.join(KINDS)}")
