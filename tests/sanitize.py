@@ -1,8 +1,8 @@
 """The kernels under NVIDIA's compute-sanitizer: `python -m tests.sanitize`, on a machine with a CUDA device.
 
-Each tool runs a few small rounds in a process of its own: memcheck (accesses out of bounds or misaligned), racecheck
-(hazards in shared memory), initcheck (reads of memory that nothing wrote). CuPy's memory pool is off there, so that
-every array has bounds of its own.
+Each tool runs every kernel in a process of its own, in small rounds and by what else has kernels: memcheck (accesses
+out of bounds or misaligned), racecheck (hazards in shared memory), initcheck (reads of memory that nothing wrote).
+CuPy's memory pool is off there, so that every array has bounds of its own.
 """
 
 import argparse
@@ -60,13 +60,13 @@ def check(tool, sanitizer):
     return clean
 
 
-def run_rounds():
-    """The rounds themselves, each held against the host twins."""
+def run_kernels():
+    """All kernels, each function held against its host twin; SystemExit where one of them didn't run."""
     import cupy
     import numpy as np
 
-    from tests import device_replay
     from tests.backends import Device
+    from tests.sanitized_functions import never_run, run_functions
     from tests.sanitized_rounds import Sizes, run_kinds
 
     class Sanitized(Device):
@@ -81,19 +81,20 @@ def run_rounds():
     cupy.cuda.set_allocator(None)
     for seed, sizes in enumerate(ROUNDS):
         run_kinds(Sanitized(), seed, Sizes(*sizes))
-    for name in device_replay.CASES:
-        device_replay.check_case(Sanitized(), name)
+    run_functions(Sanitized())
+    if names := never_run():
+        raise SystemExit(f"kernels={names}, expected that each runs: give tests/sanitized_functions.py a call of it")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
     parser.add_argument("tools", nargs="*", help=f"of {', '.join(TOOLS)} (default: all)")
-    parser.add_argument("--run", action="store_true", help="run the rounds, without a tool")
+    parser.add_argument("--run", action="store_true", help="run the kernels, without a tool")
     options = parser.parse_args()
     if unknown := set(options.tools) - set(TOOLS):
         parser.error(f"tools={sorted(unknown)}, expected some of {TOOLS}")
     if options.run:
-        run_rounds()
+        run_kernels()
     else:
         path = find_sanitizer()
         results = [check(tool, path) for tool in options.tools or TOOLS]
