@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sanitized_functions import kernel_factories
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("pipeline", "gpu", "model_loaders")
 MAY_IMPORT = {
@@ -110,3 +112,13 @@ def test_no_pickle_and_no_remote_code():
         assert "torch.load(" not in text, path
         assert "import pickle" not in text, path
         assert "trust_remote_code=True" not in text, path
+
+
+def test_the_sanitizers_know_every_kernel():
+    made = {
+        f"{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}.{node.name}"
+        for path in (ROOT / "gpu").rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "Kernel"
+    }
+    assert made == set(kernel_factories())
