@@ -29,6 +29,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral
 from typing import Any
 
@@ -46,6 +47,7 @@ from pipeline.engine.memory import fit_device
 from pipeline.errors import InvalidRequest
 from pipeline.options import Options
 from pipeline.policy.contract import Capabilities, check_thresholds
+from pipeline.policy.names import unknown_name
 from pipeline.policy.params import SamplingParams
 from pipeline.prompts import Prompted
 from pipeline.results.rollout import Rollout
@@ -57,6 +59,9 @@ from pipeline.running.provenance import describe
 from pipeline.running.stage_runner import StageRunner
 from pipeline.running.stepping import Stepper
 from pipeline.stages.finish import make_rollout
+
+_OPTIONS = [field.name for field in fields(Options)]
+_LOADED = ["target", "draft", "device", "dtype"]  # what `from_pretrained` takes beside them
 
 
 class SpeculativePipeline:
@@ -119,6 +124,9 @@ class SpeculativePipeline:
                 isn't there, or is no draft, is found before the target is loaded.
             InvalidRequest: An option out of range, or another kind of draft.
         """
+        for name in options:
+            if name not in _OPTIONS:
+                raise unknown_name(Options, name, options[name], known=[*_LOADED, *_OPTIONS])
         Options(**options)
         found = named_draft(draft)  # a target takes long: what is wrong with the draft alone is said before
         loaded = load_target(target, device=device, dtype=dtype)

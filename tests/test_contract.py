@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import InvalidRequest, SamplingParams
+from pipeline import InvalidRequest, SamplingParams, SpeculativePipeline
 from pipeline.stages import Verify
 from tests import pipes
 
@@ -285,6 +285,12 @@ def test_options(options, message):
     assert str(refused.value) == message
 
 
+def test_what_is_loaded_is_named_too():
+    with pytest.raises(InvalidRequest) as refused:
+        SpeculativePipeline.from_pretrained(targt="demo")
+    assert str(refused.value) == "targt='demo', expected an option of the pipeline; did you mean target?"
+
+
 def test_options_meet_the_target():
     assert pipes.target().max_position == 1024
     assert pipes.pipe(max_length=5000).capabilities.max_length == 1024
@@ -292,8 +298,6 @@ def test_options_meet_the_target():
     class Wide:
         vocab_size = 262_145
         max_position = 4096
-
-    from pipeline import SpeculativePipeline
 
     with pytest.raises(InvalidRequest, match="vocab_size=262145, expected at most 262144"):
         SpeculativePipeline(Wide())

@@ -152,7 +152,7 @@ CONFIGS = [
     (lambda c: c.update(markov_rank=256), "markov_rank=256"),
     (
         lambda c: c.update(architectures=["DFlash2DraftModel"]),
-        "conv_kernel_size=0 and selector_rank=0, expected one of them for DFlash2DraftModel",
+        "conv_kernel_size=missing, selector_rank=missing, expected one of them for DFlash2DraftModel",
     ),
     (lambda c: c.update(architectures=["Qwen3DSparkModel"]), "target_layer_ids=None, expected a list"),
     (lambda c: c.update(architectures=["Eagle3"]), r"architectures=\['Eagle3'\], expected one of DFlashDraftModel, "),

@@ -38,7 +38,7 @@ def read(values: Values, names: Collection[str], target: Any) -> DSparkConfig:
     config = DSparkConfig(**(fields | heads(values, names)))
     check_target(values, config, target)
     for tensor in ("embed_tokens.weight", "lm_head.weight"):
-        check_presence(values, "architectures", values.get("architectures"), True, tensor, names)
+        check_presence(values, "architectures", True, tensor, names)
     return config
 
 
@@ -49,12 +49,12 @@ def heads(values: Values, names: Collection[str]) -> dict[str, Any]:
     if kind not in MARKOV_HEADS:
         raise values.error(f"markov_head_type={kind!r}, expected one of {', '.join(MARKOV_HEADS)}")
     for part in ("markov_w1", "markov_w2"):
-        check_presence(values, "markov_rank", rank, rank > 0, f"markov_head.{part}.weight", names)
+        check_presence(values, "markov_rank", rank > 0, f"markov_head.{part}.weight", names)
     for part, owner in (("gate_proj", "gated"), ("joint_proj", RNN)):
         wanted = rank > 0 and kind == owner
-        check_presence(values, "markov_head_type", kind, wanted, f"markov_head.{part}.weight", names)
+        check_presence(values, "markov_head_type", wanted, f"markov_head.{part}.weight", names)
     confident = values.flag("enable_confidence_head")
-    check_presence(values, "enable_confidence_head", confident, confident, "confidence_head.proj.weight", names)
+    check_presence(values, "enable_confidence_head", confident, "confidence_head.proj.weight", names)
     with_markov = confident and values.flag("confidence_head_with_markov")
     if with_markov and not rank:
         raise values.error("confidence_head_with_markov=True with markov_rank=0, expected a Markov head")

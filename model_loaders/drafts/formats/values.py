@@ -62,6 +62,10 @@ class Values:
                 return values[key]
         return default
 
+    def shown(self, key: str) -> str:
+        """What a message has behind `key=`."""
+        return "missing" if self.get(key) is None else repr(self.get(key))
+
     def integer(self, key: str, lowest: int = 1) -> int:
         """An integer of at least `lowest`."""
         return self.checked_integer(key, self.get(key), lowest)
@@ -187,7 +191,7 @@ def mask_token_id(values: Values, target: Any) -> int:
             raise values.error(f"mask_token={token!r} is not in the target's vocabulary; set mask_token_id")
     if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < target.vocab_size:
         raise values.error(
-            f"mask_token_id={token_id!r}, expected an id below the target's vocabulary of "
+            f"mask_token_id={values.shown('mask_token_id')}, expected an id below the target's vocabulary of "
             f"{target.vocab_size}; is it a draft for another target?"
         )
     return token_id
@@ -210,15 +214,16 @@ def check_target(values: Values, config: DraftConfig, target: Any) -> None:
         )
 
 
-def check_presence(values: Values, key: str, value: Any, wanted: bool, tensor: str, names: Collection[str]) -> None:
+def check_presence(values: Values, key: str, wanted: bool, tensor: str, names: Collection[str]) -> None:
     """Raise CheckpointError unless the weights hold `tensor` exactly where the configuration wants it."""
+    shown = values.shown(key)
     if wanted and tensor not in names:
         raise values.error(
-            f"{key}={value!r}, but the weights hold no tensor {tensor}; fetch all files, or the config.json that "
+            f"{key}={shown}, but the weights hold no tensor {tensor}; fetch all files, or the config.json that "
             "belongs to them"
         )
     if not wanted and tensor in names:
-        raise values.error(f"{key}={value!r}, but the weights hold a tensor {tensor}; is config.json the weights' own?")
+        raise values.error(f"{key}={shown}, but the weights hold a tensor {tensor}; is config.json the weights' own?")
 
 
 def _layer_types(values: Values, num_layers: int) -> tuple[str, ...]:

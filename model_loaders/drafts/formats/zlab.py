@@ -75,19 +75,23 @@ def _parts(values: Values, names: Collection[str]) -> dict[str, Any]:
     """DFlash 2's own fields: convolutions and a selector, each with both of its keys or neither."""
     found = {key: values.integer_or(key, 0) for key in _DFLASH2_KEYS}
     if not any(found.values()):
-        raise values.error(f"conv_kernel_size=0 and selector_rank=0, expected one of them for {DFLASH2}")
+        raise values.error(f"{_shown(values, 'conv_kernel_size', 'selector_rank')}, expected one of them for {DFLASH2}")
     for one, other in (_DFLASH2_KEYS[:2], _DFLASH2_KEYS[2:]):
         if bool(found[one]) != bool(found[other]):
-            raise values.error(f"{one}={found[one]} with {other}={found[other]}, expected both or neither")
+            raise values.error(f"{_shown(values, one, other)}, expected both or neither")
     group, hidden_size = found["conv_group_size"], values.integer("hidden_size")
     if group and hidden_size % group:
         raise values.error(f"conv_group_size={group}, expected a divisor of hidden_size={hidden_size}")
     rank, taps = found["selector_rank"], found["conv_kernel_size"]
     for part in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight"):
-        check_presence(values, "selector_rank", rank, bool(rank), f"candidate_selector.{part}", names)
+        check_presence(values, "selector_rank", bool(rank), f"candidate_selector.{part}", names)
     for part in ("attention_conv", "mlp_conv"):
-        check_presence(values, "conv_kernel_size", taps, bool(taps), f"layers.0.{part}.base_kernel", names)
+        check_presence(values, "conv_kernel_size", bool(taps), f"layers.0.{part}.base_kernel", names)
     return found
+
+
+def _shown(values: Values, *keys: str) -> str:
+    return ", ".join(f"{key}={values.shown(key)}" for key in keys)
 
 
 def default_layer_ids(num_draft_layers: int, num_target_layers: int) -> tuple[int, ...]:
