@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import torch
 
 from model_loaders import load_draft, load_target
 from pipeline import NgramProposer, SamplingParams, SpeculativePipeline
@@ -40,19 +41,25 @@ def target(device="cpu", vocab_size=320, dtype="float32"):
 
 
 @functools.cache
-def draft(kind, device="cpu", vocab_size=320, dtype="float32"):
-    """None for "ordinary", the tiny DFlash draft for "dflash", "ngram", else one of `tiny_drafts.KINDS`."""
-    if kind == "ordinary":
-        return None
-    if kind == "ngram":
-        return NgramProposer(3, min_ngram=1)
+def draft_folder(kind, vocab_size=320):
+    """Of the tiny DFlash draft for "dflash", else of one of `tiny_drafts.KINDS`."""
     if kind == "dflash":
-        return load_draft(str(pipes.draft_folder(vocab_size)), target(device, vocab_size, dtype))
+        return str(pipes.draft_folder(vocab_size))
     like = pipes.target(vocab_size)
     folder = f"{pipes.FOLDER.name}/engine-{kind}-{vocab_size}"
     layer_ids = tuple(range(like.num_layers - 1))
     tiny_drafts.write(folder, kind, like, block_size=4, layer_ids=layer_ids, seed=1)
-    return load_draft(folder, target(device, vocab_size, dtype))
+    return folder
+
+
+@functools.cache
+def draft(kind, device="cpu", vocab_size=320, dtype="float32"):
+    """None for "ordinary", "ngram", else as `draft_folder`."""
+    if kind == "ordinary":
+        return None
+    if kind == "ngram":
+        return NgramProposer(3, min_ngram=1)
+    return load_draft(draft_folder(kind, vocab_size), target(device, vocab_size, dtype))
 
 
 def pipe(kind="dflash", engine="overlapped", device="cpu", vocab_size=320, dtype="float32", **options):
@@ -118,3 +125,31 @@ def assert_close(got, want):
         if one.sampling_mask is not None:
             np.testing.assert_array_equal(one.sampling_mask.offsets, other.sampling_mask.offsets)
             np.testing.assert_array_equal(one.sampling_mask.token_ids, other.sampling_mask.token_ids)
+
+
+def check_new_weights(kind, engine, device="cpu"):
+    """New weights of the target, in place: what a draft borrows follows, its own stay, and graphs go on."""
+
+    def fresh():
+        own = load_target(pipes.target_folder(), device=device)
+        return own, load_draft(draft_folder(kind), own)
+
+    params = SamplingParams(seed=11, max_new_tokens=24, ignore_eos=True, **WIDE)
+    own, draft = fresh()
+    pipe = SpeculativePipeline(own, draft, engine=engine, max_batch=4, max_length=128)
+    for _ in range(2):
+        before = pipe.generate(PROMPTS, params)
+    captured = [graphs.num_captured for graphs in pipe._engine.graphs] if pipe._engine else []
+    private = {name: tensor.clone() for name, tensor in draft.module.state_dict().items()}
+    new = {name: tensor.flip(0) for name, tensor in own.model.state_dict().items() if "embed" in name or "head" in name}
+    assert len(new) == 2
+    pipe.update_target_weights(new)
+    after = pipe.generate(PROMPTS, params)
+    assert all(torch.equal(tensor, private[name]) for name, tensor in draft.module.state_dict().items())
+    assert [r.token_ids.tolist() for r in after] != [r.token_ids.tolist() for r in before]
+    if pipe._engine:
+        assert [graphs.num_captured for graphs in pipe._engine.graphs] == captured
+    own, draft = fresh()
+    own.load_weights(new)
+    want = SpeculativePipeline(own, draft, engine=engine, max_batch=4, max_length=128).generate(PROMPTS, params)
+    assert_same(after, want, exact=True)

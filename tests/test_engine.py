@@ -4,6 +4,7 @@ Without a device the same loop runs over the kernels' twins (engine="overlapped"
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from pipeline.drafting.lengths import ConfidenceThreshold
 from pipeline.drafting.ngram import NgramProposer
 from pipeline.engine.buckets import KV_STEP, kv_bucket, slots_bucket, top_bucket
 from pipeline.engine.features import Features
-from pipeline.engine.memory import fitting, slot_bytes
+from pipeline.engine.memory import fit_device, fitting, slot_bytes
 from pipeline.engine.prefills import Prefills
 from pipeline.engine.rounds import Rounds, Shape, Ticket
 from pipeline.options import Options
@@ -600,6 +601,38 @@ def test_a_fault_of_one_request_is_contained():
     found = sorted(found, key=lambda r: r.prompt_index)
     assert "a stage failed: RuntimeError: a bad row" in found[2].error
     assert_same([r for r in found if r.ok], [r for i, r in enumerate(want) if i != 2])
+
+
+@pytest.mark.parametrize("engine", ["eager", "overlapped"])
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark vanilla", "specforge borrowed"])
+def test_what_a_draft_borrows_follows_new_weights(kind, engine):
+    engines.check_new_weights(kind, engine)
+
+
+def test_memory_of_rounds_is_given_up_when_it_runs_out():
+    pipe = engines.pipe()
+    want = pipe.generate(PROMPTS, MIXED)
+    assert pipe._engine.rounds._workspaces
+    pipe._engine.forget(ZeroDivisionError())
+    assert pipe._engine.rounds._workspaces
+    pipe._engine.forget(torch.OutOfMemoryError())
+    assert not pipe._engine.rounds._workspaces
+    assert_same(pipe.generate(PROMPTS, MIXED), want)
+
+
+def test_slots_are_as_many_as_the_device_has_memory_for(monkeypatch):
+    """Free is what the driver has and what torch holds without using it."""
+    target, options = engines.target(), Options(max_batch=8, max_length=100)
+    a_slot = slot_bytes(target, None, 101, options.max_support)
+    assert fit_device(options, target, None, 101) == options  # on the CPU nobody asks
+    on_device = SimpleNamespace(
+        device=torch.device("cuda"), new_cache=target.new_cache, vocab_size=target.vocab_size, dtype=target.dtype
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * a_slot, 100 * a_slot))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 * a_slot)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 7 * a_slot)
+    with pytest.warns(UserWarning, match="max_batch=3 is used"):
+        assert fit_device(options, on_device, None, 101).max_batch == 3
 
 
 def test_as_many_slots_as_memory_holds():

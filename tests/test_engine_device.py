@@ -196,6 +196,11 @@ def test_new_weights_reach_captured_graphs():
     assert_same(graphs.generate(PROMPTS, SAMPLED), before, exact=True)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark vanilla", "specforge borrowed"])
+def test_captured_drafts_see_the_weights_that_they_borrow(kind):
+    engines.check_new_weights(kind, "graphs", "cuda")
+
+
 @pytest.mark.parametrize("kind", ["dspark vanilla", "ngram"])
 def test_nothing_in_a_round_waits(kind):
     """torch raises at whatever would synchronise while rounds are launched; CuPy's part is in the graph tests."""

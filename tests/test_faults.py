@@ -83,6 +83,17 @@ def clean(speculative):
     return finished(pipes.pipe(speculative))
 
 
+def in_a_capture(error):
+    """What comes out of a capture that such an error ended."""
+    try:
+        try:
+            raise error
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    except RuntimeError as found:
+        return found
+
+
 # --- out of memory --------------------------------------------------------------------------------------------------
 
 
@@ -93,8 +104,11 @@ def clean(speculative):
         ("forward", torch.OutOfMemoryError("CUDA out of memory")),
         ("verify", MemoryError()),
         ("finish", RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")),
+        ("forward", RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        ("verify", RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")),
+        ("draft", in_a_capture(torch.OutOfMemoryError("CUDA out of memory"))),
     ],
-    ids=["prefill", "forward", "verify", "finish"],
+    ids=["prefill", "forward", "verify", "finish", "cublas", "driver", "capture"],
 )
 def test_out_of_memory_means_fewer_slots(speculative, clean, stage, error):
     pipe, largest = pipes.pipe(speculative), []

@@ -8,6 +8,13 @@ import torch
 
 ROUNDS_A_SLOT = 64
 """Rounds without a fault after which one more slot is used again."""
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 @dataclass
@@ -45,8 +52,16 @@ class SlotLimit:
         self.limit, self._good = self.most, 0
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is the device's or the host's memory running out, as torch, CuPy and NumPy say it."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether this, or what it came of, is the device's or the host's memory running out.
+
+    torch, CuPy, NumPy and CUDA's libraries say it in their own ways; what fails inside a capture may be followed by an
+    error of the capture's end.
+    """
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -18,6 +18,7 @@ import gpu
 from pipeline.batch.grammar_rows import allowed_rows
 from pipeline.batch.records import Admitted, Delivered
 from pipeline.batch.request import Request
+from pipeline.batch.slot_limit import is_out_of_memory
 from pipeline.batch.state import State
 from pipeline.engine.buckets import kv_bucket, slots_bucket
 from pipeline.engine.features import Features, why_eager
@@ -121,18 +122,20 @@ class Engine:
     def forget(self, error: BaseException) -> None:
         """After an exception: drop what is on its way; everything goes on from what the host knows.
 
-        Requests whose first token hadn't been read wait again. Where memory ran out, that of the graphs is given up.
+        Requests whose first token hadn't been read wait again. Where memory ran out, that of graphs and rounds is given
+        up.
         """
         state = self.state
         self._pending.clear()
         self._prefills.clear()
         for unread in self._unread.values():
             unread.clear()
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        if is_out_of_memory(error):
             with self._stream.entered():
                 self._prefills.join()  # a chunk may be under way in them
                 for graphs in self.graphs:
                     graphs.clear()
+                self.rounds.clear()
         for request in reversed(state.running):
             if not request.num_generated:
                 state.active[request.slot] = None

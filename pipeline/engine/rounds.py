@@ -134,6 +134,12 @@ class Rounds:
         workspace.outbox.send(place)
         return Ticket(workspace.outbox, place)
 
+    def clear(self) -> None:
+        """Give up the memory of all rounds, when no graph works in it any more."""
+        if self.slots.device.type == "cuda":
+            torch.cuda.synchronize(self.slots.device)  # a copy to the host may be under way
+        self._workspaces.clear()
+
     def _run(self, key: Hashable, body: Callable[[], None]) -> None:
         if self.graphs is None:
             body()
