@@ -81,23 +81,27 @@ def test_any_slots_are_the_hosts(dtype, in_place, **arguments):
 
 @pytest.mark.gpu
 def test_a_graph_of_slots():
-    """Rounds that adjust and count, each on what the one before left."""
+    """Rounds that adjust and count, each on what the one before left and new logits and drafts."""
     rng = np.random.default_rng(4)
-    x = rng.normal(size=(3, 4, 500)).astype(np.float32)
+    first, second = rng.normal(size=(2, 3, 4, 500)).astype(np.float32)
     history, frequency = device_adjust.random_slots(rng, 3, 500), np.array([0.3, -0.9, 0.0], np.float32)
     verdict, _ = device_adjust.a_verdict(rng, 3, 4, 500)
-    drafts, num_drafts = rng.integers(0, 4, (3, 3)).astype(np.int32), np.array([3, 0, 2], np.int32)
-    phases, want = np.full(3, DECODING, np.int32), np.empty(x.shape, np.float32)
-    logits, own, committed = up(x), device_adjust.mapped(up, history), device_adjust.mapped(up, verdict)
-    room, *on_device = up(want), *(up(array) for array in (drafts, num_drafts, frequency, phases))
+    drafts, num_drafts = rng.integers(0, 4, (2, 3, 3)).astype(np.int32), np.array([3, 0, 2], np.int32)
+    phases, want = np.full(3, DECODING, np.int32), np.empty(first.shape, np.float32)
+    logits, own, committed = up(first), device_adjust.mapped(up, history), device_adjust.mapped(up, verdict)
+    room, *on_device = up(want), *(up(array) for array in (drafts[0], num_drafts, frequency, phases))
 
     def call():
         adjust_logits(logits, *on_device[:2], history=own, frequency_penalty=on_device[2], out=room)
         count_committed(own.words, committed, on_device[3], DECODING)
 
-    device_graph.replay(call, lambda: None)
-    for _ in range(2):
-        adjust_logits(x, drafts, num_drafts, history=history, frequency_penalty=frequency, out=want)
+    def change():
+        logits.set(second)
+        on_device[0].set(drafts[1])
+
+    device_graph.replay(call, change)
+    for x, of_round in zip((first, second), drafts, strict=True):
+        adjust_logits(x, of_round, num_drafts, history=history, frequency_penalty=frequency, out=want)
         count_committed(history.words, verdict, phases, DECODING)
     np.testing.assert_array_equal(down(room).view(np.int32), want.view(np.int32))
     np.testing.assert_array_equal(down(own.words), history.words)
@@ -106,10 +110,10 @@ def test_a_graph_of_slots():
 @pytest.mark.gpu
 def test_a_graph():
     rng = np.random.default_rng(9)
-    x = rng.normal(size=(2, 3, 500)).astype(np.float32)
+    first, x = rng.normal(size=(2, 2, 3, 500)).astype(np.float32)
     drafts, num_drafts = np.array([[1, 2], [3, 3]], np.int32), np.array([1, 2], np.int32)
     presence = np.array([0.3, -0.9], np.float32)
-    logits, on_device = up(x), [up(array) for array in (drafts, num_drafts, presence)]
+    logits, on_device = up(first), [up(array) for array in (drafts, num_drafts, presence)]
 
     def call():
         adjust_logits(logits, *on_device[:2], presence_penalty=on_device[2])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gpu import swiglu, turn_heads
-from tests import device_layers
+from tests import device_graph, device_layers
+from tests.device_arrays import down, up
 from tests.strategies import DTYPES
 
 
@@ -27,6 +28,33 @@ def test_gates(moves, dtype):
 @pytest.mark.parametrize("shape", [(3, 4, 3, 2, 16), (1, 1, 9, 3, 64), (8, 8, 4, 4, 4), (2, 1, 1, 1, 128)])
 def test_turns(moves, dtype, shape):
     device_layers.check_turn(*moves, dtype, *shape)
+
+
+@pytest.mark.gpu
+def test_a_graph():
+    first, second = np.random.default_rng(0).normal(size=(2, 2, 3, 40)).astype(np.float32)
+    angles = np.zeros((2, 3, 8), np.float32)
+    index = np.arange(6).reshape(2, 1, 3)
+    rows, cosines, sines = up(first), up(np.cos(angles)), up(np.sin(angles))
+    gated, places = up(np.zeros((6, 20), np.float32)), up(index)
+    outs = [up(np.zeros(shape, np.float32)) for shape in ((2, 3, 3, 8), (6, 8), (6, 8))]
+
+    def call():
+        swiglu(rows.reshape(6, 40), gated)
+        turn_heads(rows, cosines, sines, places, *outs)
+
+    def change():
+        rows.set(second)
+        cosines.set(np.cos(angles + 1))
+        sines.set(np.sin(angles + 1))
+
+    device_graph.replay(call, change)
+    of_gate, of_turn = np.empty((6, 20), np.float32), [np.zeros(out.shape, np.float32) for out in outs]
+    swiglu(second.reshape(6, 40), of_gate)
+    turn_heads(second, np.cos(angles + 1), np.sin(angles + 1), index, *of_turn)
+    np.testing.assert_allclose(down(gated), of_gate, rtol=2e-6, atol=1e-7)
+    for got, want in zip(outs, of_turn, strict=True):
+        np.testing.assert_array_equal(down(got), want)
 
 
 def test_other_arrays_are_refused(moves):

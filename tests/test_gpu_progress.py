@@ -75,6 +75,7 @@ def test_a_device_is_the_host(batch, width):
 @pytest.mark.gpu
 def test_a_graph():
     progress, verdict = device_progress.make(3, 6, 4)
+    second = device_progress.make(4, 6, 4)[1]
     progress.phase[:] = DECODING
     committed = device_progress.mapped(verdict, up)
     tokens = np.zeros((6, 9), np.int32)
@@ -85,10 +86,14 @@ def test_a_graph():
         append_tokens(own_tokens, own, committed, DECODING)
         advance(own, committed, DECODING, 3)
 
-    device_graph.replay(call, lambda: None)
-    for _ in range(2):
-        append_tokens(tokens, progress, verdict, DECODING)
-        advance(progress, verdict, DECODING, 3)
+    def change():
+        for field in ("num_accepted", "num_committed", "tokens", "logprobs", "status", "error_row"):
+            getattr(committed, field).set(getattr(second, field))
+
+    device_graph.replay(call, change)
+    for of_round in (verdict, second):
+        append_tokens(tokens, progress, of_round, DECODING)
+        advance(progress, of_round, DECODING, 3)
     np.testing.assert_array_equal(down(own_tokens), tokens)
     for name, want in progress.fields().items():
         np.testing.assert_array_equal(down(getattr(own, name)), want, err_msg=name)

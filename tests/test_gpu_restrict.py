@@ -98,9 +98,15 @@ def test_any_rows_are_the_hosts(**arguments):
 
 @pytest.mark.gpu
 def test_a_graph():
-    x, allowed, rows = device_restrict.random_case(np.random.default_rng(3), 2, 3, 500, 3, "float32")
-    logits, on_device = up(x), [up(allowed), up(rows)]
-    device_graph.replay(lambda: restrict_logits(logits, *on_device), lambda: logits.set(x))
+    rng = np.random.default_rng(3)
+    first, (x, allowed, rows) = (device_restrict.random_case(rng, 2, 3, 500, 3, "float32") for _ in range(2))
+    logits, *on_device = map(up, first)
+
+    def change():
+        for own, values in zip((logits, *on_device), (x, allowed, rows), strict=True):
+            own.set(values)
+
+    device_graph.replay(lambda: restrict_logits(logits, *on_device), change)
     restrict_logits(x, allowed, rows)
     np.testing.assert_array_equal(down(logits).view(np.int32), x.view(np.int32))
 

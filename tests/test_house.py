@@ -122,3 +122,9 @@ def test_the_sanitizers_know_every_kernel():
         if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "Kernel"
     }
     assert made == set(kernel_factories())
+
+
+def test_every_kernel_is_compiled_to_ptx():
+    texts = [path.read_text() for path in (ROOT / "tests").glob("test_*.py")]
+    compiling = "\n".join(text for text in texts if "compile_ptx(" in text)
+    assert not [name for name in kernel_factories() if name.rpartition(".")[2] not in compiling]

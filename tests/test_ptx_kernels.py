@@ -48,21 +48,21 @@ KERNELS = {
     "relay": (relay_kernel,),
     **{f"gate {name}": (swiglu_kernel, name) for name in DTYPES},
     **{f"turn {name}": (turn_kernel, name) for name in DTYPES},
-    "round bfloat16": (round_kernel, "bfloat16", None, False),
+    **{f"round {name}": (round_kernel, name, None, False) for name in DTYPES},
     "round_with_laws float32": (round_kernel, "float32", "float32", True),
-    **{f"weigh {name}": (weigh_kernel, name) for name in DTYPES[::2]},
-    **{f"narrow {name}": (narrow_kernel, name) for name in DTYPES[::2]},
-    **{f"settle {name}": (settle_kernel, name) for name in DTYPES[::2]},
+    **{f"weigh {name}": (weigh_kernel, name) for name in DTYPES},
+    **{f"narrow {name}": (narrow_kernel, name) for name in DTYPES},
+    **{f"settle {name}": (settle_kernel, name) for name in DTYPES},
     "scan_and_pick bfloat16": (pick_kernel, "bfloat16", True),
     "scan_and_settle float32": (settle_kernel, "float32", True),
     "scan_and_round bfloat16": (round_kernel, "bfloat16", None, False, False, True),
-    "pick_whole bfloat16": (pick_whole_kernel, "bfloat16"),
+    **{f"pick_whole {name}": (pick_whole_kernel, name) for name in DTYPES},
     "round_whole float32": (round_kernel, "float32", None, False, True),
-    **{f"spread {name}": (spread_kernel, name) for name in DTYPES[::2]},
+    **{f"spread {name}": (spread_kernel, name) for name in DTYPES},
     "verify_by_logits bfloat16": (verify_kernel, "bfloat16", by_logits("float32"), True),
     "verify_by_logits float32": (verify_kernel, "float32", by_logits("bfloat16"), True),
     "round_by_logits bfloat16": (round_kernel, "bfloat16", by_logits("float16"), True),
-    "draw bfloat16": (draw_kernel, "bfloat16"),
+    **{f"draw {name}": (draw_kernel, name) for name in DTYPES},
     "draw_whole float32": (draw_kernel, "float32", True),
 }
 SPILLED = {
@@ -119,7 +119,7 @@ def test_a_block_fits_a_multiprocessor(case):
 
 
 @cases(*ALL)
-def test_nothing_is_spilled(case):
+def test_no_array_is_in_local_memory_and_little_is_spilled(case):
     _, _, facts = compiled(case)
     assert facts.num_local == 0  # an array that the compiler can't keep in registers
     limit = SPILLED.get(case.split()[0], 0)
