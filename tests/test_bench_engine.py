@@ -7,10 +7,11 @@ import pytest
 
 from benchmarks.engine import measure
 from benchmarks.engine.__main__ import main
-from benchmarks.engine.arms import share_of_later_half
+from benchmarks.engine.arms import covered, share_of_later_half
 from benchmarks.engine.comparisons import ratios, soak
 from benchmarks.engine.peers import COMPILED, EAGER, MODES, STATIC
 from benchmarks.engine.plan import SETTINGS, WAVES, asked_for, cases
+from benchmarks.engine.table import tables
 from pipeline import SamplingParams
 from pipeline.results.rollout import SamplingMask
 from tests import engines, pipes
@@ -87,6 +88,29 @@ def test_the_share_of_time_in_spans():
     spans = [(0.0, 50.0), (60.0, 70.0), (65.0, 80.0), (90.0, 100.0)]
     assert share_of_later_half(spans) == pytest.approx(30 / 50)
     assert share_of_later_half([*spans, (40.0, 95.0)]) == 1
+    assert covered(spans) == 80
+    assert covered(spans, 45.0) == 35
+
+
+def test_the_table_of_what_rounds_cost():
+    arm = {"tokens_per_second": [10.0], "tokens_a_round": 1.0, "ms_a_round": 2.0, "host_ms_a_round": 0.25}
+    report = {
+        "machine": {"gpu": "card", "driver": "1"}, "versions": {"torch": "2", "transformers": "5"}, "date": "today",
+        "commit": "c0ffee",
+        "figures": {
+            "prompts": "some", "target": "demo", "dtype": "torch.bfloat16", "tokens": 5, "peers": {},
+            "arms": {
+                "ordinary, off, greedy, batch 8": arm | {"in_rounds": 0.987, "kernels_in_rounds": 0.71},
+                "dflash, off, greedy, batch 8": arm | {"in_rounds": 0.5},
+                "dflash, off, greedy, batch 1": arm,
+            },
+            "peak_gb": {"ordinary, batch 8": 0.414}, "masks_on_over_off": {}, "unbounded_over_bounded": {}, "soak": {},
+        },
+    }  # fmt: skip
+    lines = tables(report).splitlines()
+    assert "| ordinary, off, greedy, batch 8 | 0.25 | 98.7% | 71% | 0.41 |" in lines
+    assert "| dflash, off, greedy, batch 8 | 0.25 | 50.0% | – | – |" in lines
+    assert lines[-1].startswith("| dflash, off")
 
 
 def command(folder, *more):

@@ -1,4 +1,4 @@
-"""What the compilers make of every kernel: wide loads, no float64 in hot loops, nothing fused, nothing spilled.
+"""What the compilers make of every kernel: wide loads, no float64 in hot loops, nothing fused, little spilled.
 
 Each kernel is compiled once a session, for compute capability 9.0. Where the figures are bounds, they are those of
 the kernels as they are, and less is better.

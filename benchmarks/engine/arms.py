@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ class Arm:
         self.runs: list[dict[str, float]] = []
         self.shares: dict[str, float] = {}
         self._warm_ups = 0
+        self._ms_in_rounds = 0.0
 
     def run(self) -> None:
         """Generate, and note the rate and what a round took; a run that met a new shape doesn't count."""
@@ -84,9 +86,11 @@ class Arm:
             first = events[0][0]
             spans = [(first.elapsed_time(start), first.elapsed_time(end)) for start, end in events]
             self.shares["in_rounds"] = share_of_later_half(spans)
+            self._ms_in_rounds = sum(stop - start for start, stop in spans)
 
     def profile(self) -> None:
-        """Note the share of a run in which the device ran a kernel or a copy."""
+        """Note the share of a run in which the device ran a kernel or a copy, as the profiler slows it, and how much of
+        the time in rounds, as it was without the profiler, the kernels take."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             self._short_run()
             synchronize()
@@ -95,6 +99,8 @@ class Arm:
         if not spans:
             raise RuntimeError("spans=[], expected the profiler to have seen the device")
         self.shares["gpu_busy"] = share_of_later_half(spans)
+        if self._ms_in_rounds:
+            self.shares["kernels_in_rounds"] = covered(spans) / 1e3 / self._ms_in_rounds
 
     def _short_run(self) -> None:
         self._generate(dataclasses.replace(self.params, max_new_tokens=PROFILED_TOKENS))
@@ -107,14 +113,19 @@ class Arm:
 
 def share_of_later_half(spans: Iterable[tuple[float, float]]) -> float:
     """How much of the time in the later half is within a span. What is captured and loaded is in the first."""
-    ordered = sorted(spans)
-    last = max(stop for _, stop in ordered)
-    middle = ordered[0][0] + (last - ordered[0][0]) / 2
-    busy, end = 0.0, middle
-    for start, stop in ordered:
+    found = list(spans)
+    first, last = min(start for start, _ in found), max(stop for _, stop in found)
+    middle = first + (last - first) / 2
+    return covered(found, middle) / (last - middle)
+
+
+def covered(spans: Iterable[tuple[float, float]], begin: float = -math.inf) -> float:
+    """How much time from `begin` on is within a span."""
+    busy, end = 0.0, begin
+    for start, stop in sorted(spans):
         busy += max(stop - max(start, end), 0)
         end = max(end, stop)
-    return busy / (last - middle)
+    return busy
 
 
 def shapes(pipe: SpeculativePipeline) -> tuple[int, int] | None:

@@ -19,7 +19,8 @@ def tables(report: dict[str, Any]) -> str:
         f"{versions['transformers']}, {report['date']}, commit {report['commit']}; target {figures['target']} in "
         f"{figures['dtype'].removeprefix('torch.')}, {asked}, at most {figures['tokens']} tokens each."
     )
-    return "\n".join([head, "", *_arms(figures["arms"]), "", *_beside(figures)]).rstrip()
+    parts = _arms(figures["arms"]), _costs(figures["arms"], figures["peak_gb"]), _beside(figures)
+    return "\n\n".join([head, *("\n".join(lines) for lines in parts if lines)])
 
 
 def _arms(arms: dict[str, Any]) -> list[str]:
@@ -42,6 +43,25 @@ def _arms(arms: dict[str, Any]) -> list[str]:
             own, base = rates.get((method, policy)), rates.get((ORDINARY, policy))
             cells.append(f"{own / base:.2f}" if own and base else _ABSENT)
         lines.append(f"| {policy} | {' | '.join(cells)} |")
+    return lines
+
+
+def _costs(arms: dict[str, Any], peak_gb: dict[str, float]) -> list[str]:
+    """A row for each arm whose device time was looked at: what a round costs the host, and how busy the device is."""
+    shown = {name: arm for name, arm in arms.items() if "in_rounds" in arm}
+    if not shown:
+        return []
+    lines = ["| | host, ms a round | in rounds | kernels in rounds | peak memory, GB |", "|---|---|---|---|---|"]
+    for name, arm in shown.items():
+        method, batch = name.split(", ", 1)[0], name.rsplit(", ", 1)[1]
+        busy, peak = arm.get("kernels_in_rounds"), peak_gb.get(f"{method}, {batch}")
+        cells = [
+            f"{arm['host_ms_a_round']:.2f}" if "host_ms_a_round" in arm else _ABSENT,
+            f"{arm['in_rounds']:.1%}",
+            _ABSENT if busy is None else f"{busy:.0%}",
+            _ABSENT if peak is None else f"{peak:.2f}",
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
