@@ -90,6 +90,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
     parser.add_argument("tools", nargs="*", help=f"of {', '.join(TOOLS)} (default: all)")
     parser.add_argument("--run", action="store_true", help="run the kernels, without a tool")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="write what was found to sanitize.json there")
     options = parser.parse_args()
     if unknown := set(options.tools) - set(TOOLS):
         parser.error(f"tools={sorted(unknown)}, expected some of {TOOLS}")
@@ -97,5 +98,9 @@ if __name__ == "__main__":
         run_kernels()
     else:
         path = find_sanitizer()
-        results = [check(tool, path) for tool in options.tools or TOOLS]
-        sys.exit(not all(results))
+        results = {tool: check(tool, path) for tool in options.tools or TOOLS}
+        if options.results:
+            from benchmarks.report import write
+
+            write("sanitize", {"clean": results, "kernels": "all of gpu/, by tests/sanitize.py"}, options.results)
+        sys.exit(not all(results.values()))
