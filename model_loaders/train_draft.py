@@ -1,6 +1,6 @@
 """Train a draft for a target: ``python -m model_loaders.train_draft --target demo --output FOLDER``.
 
-The target writes its own training text (answers to prompts that it writes too, or to those of --prompts), a
+The target writes its own training text (answers to prompts that it writes too, and to those of --prompts), a
 draft learns to foresee it from the target's hidden states, and the report says how many tokens a round the
 draft then yields. FOLDER gets the checkpoint (config.json, model.safetensors), log.jsonl, acceptance.json,
 and in training/ the texts and the state that --resume goes on from.
@@ -36,7 +36,7 @@ from model_loaders.targets import load_target
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.dataset import Text, load_texts, save_texts
 from model_loaders.training.loss import LossWeights
-from model_loaders.training.prompts import from_file, prompt_ids, read_prompts, self_written
+from model_loaders.training.prompts import from_file, mixed, prompt_ids, read_prompts, self_written
 from model_loaders.training.trainer import Trainer, TrainingOptions, check_start
 from model_loaders.training.writing import Writer
 
@@ -69,8 +69,14 @@ def parser() -> argparse.ArgumentParser:
 
     text = p.add_argument_group("training text")
     text.add_argument("--texts", type=Path, metavar="FILE", help="use a texts.safetensors written before")
-    text.add_argument("--prompts", type=Path, metavar="FILE", help="prompts to answer, instead of self-written ones")
-    text.add_argument("--samples", type=int, default=40_000, help="texts to write")
+    text.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="prompts to answer too, each once a temperature: evenly among the self-written ones, which fill --samples",
+    )
+    text.add_argument("--only-prompts", action="store_true", help="answer those of --prompts alone")
+    text.add_argument("--samples", type=int, default=40_000, help="texts to write, at most")
     text.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the answers, in turn")
     text.add_argument("--max-length", type=int, default=640, help="tokens of a text, its prompt included")
     text.add_argument("--slots", type=int, default=1024, help="texts written side by side")
@@ -170,6 +176,8 @@ def check_options(args: argparse.Namespace) -> None:
     dflash2 = args.method == "dflash2"
     if args.samples < FEWEST_TEXTS and not (args.texts or args.resume):
         raise CheckpointError(f"--samples={args.samples}, expected at least {FEWEST_TEXTS}")
+    if args.only_prompts and not args.prompts:
+        raise CheckpointError("--only-prompts without --prompts, expected the file of prompts to answer")
     fewest_rows = 1 if args.method == "dspark" else 2
     if args.block_size is not None and args.block_size < fewest_rows:
         raise CheckpointError(f"--block-size={args.block_size}, expected at least {fewest_rows} for {args.method}")
@@ -229,17 +237,19 @@ def written_texts(args: argparse.Namespace, target: Any) -> list[Text]:
         return load_texts(path)
     if target.tokenizer is None:
         raise CheckpointError(f"target {args.target} has no tokenizer, which writing text needs; pass --texts")
-    temperatures = tuple(args.temperatures)
-    plans: Any = self_written(target, args.seed, temperatures)
-    count = args.samples
+    temperatures, count = tuple(args.temperatures), args.samples
+    plans = self_written(target, args.seed, temperatures)
     if args.prompts:
-        plans = from_file(target, args.prompts, temperatures)
-        count = min(count, len(plans))
+        given = from_file(target, args.prompts, args.seed, temperatures)
+        if args.only_prompts:
+            count = min(count, len(given))
+        plans = mixed(given, plans, count)
     slots = min(args.slots, count)
     writer = Writer(target, slots=slots, max_length=args.max_length, seed=args.seed)
     texts = writer.write(plans, count, time_limit=args.write_seconds)
     if len(texts) < FEWEST_TEXTS:
-        short = "--write-seconds" if args.write_seconds else "the number of prompts"
+        fewer = "the number of prompts" if args.only_prompts else "--samples"
+        short = "--write-seconds" if args.write_seconds else fewer
         raise CheckpointError(f"only {len(texts)} texts were written, expected at least {FEWEST_TEXTS}; raise {short}")
     # Texts come in the order in which they end, short ones first: held-out ones must be like the rest.
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(args.seed)).tolist()

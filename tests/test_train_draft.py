@@ -12,12 +12,12 @@ from model_loaders.drafts.backbone import FULL, SLIDING
 from model_loaders.drafts.checkpoint import load_draft
 from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.targets import load_target
-from model_loaders.train_draft import main, mask_token_id
+from model_loaders.train_draft import check_options, main, mask_token_id, parser, written_texts
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.blocks import block_hidden, draw_anchors
 from model_loaders.training.dataset import Batch, Batches, Text, load_texts, save_texts
 from model_loaders.training.loss import LossWeights, batch_loss, compiled_compare
-from model_loaders.training.prompts import Plan, read_prompts, self_written
+from model_loaders.training.prompts import Plan, from_file, mixed, prompt_ids, read_prompts, self_written
 from model_loaders.training.step import target_states
 from model_loaders.training.writing import Writer
 from tests.test_dflash import logits_of, make_draft
@@ -175,6 +175,55 @@ def test_prompt_files(tmp_path):
     path.write_text('{"question": "a"}\n')
     with pytest.raises(ValueError, match=r"line 1.*expected"):
         read_prompts(path)
+
+
+@pytest.mark.parametrize("num_given", [0, 3, 8, 19, 20, 31])
+def test_given_plans_lie_evenly_among_own_ones(num_given):
+    given = [Plan((i,), None, 0.0) for i in range(num_given)]
+    own = (Plan((i,), (0,), 0.0) for i in range(20))
+    plans = list(mixed(given, own, 20))
+    assert len(plans) == 20
+    assert [plan for plan in plans if plan.suffix is None] == given[:20]
+    assert [plan.prefix[0] for plan in plans if plan.suffix] == list(range(20 - min(num_given, 20)))
+    share = min(num_given, 20) / 20
+    for stop in range(21):
+        assert abs(sum(plan.suffix is None for plan in plans[:stop]) - share * stop) < 1
+
+
+def test_a_files_plans_are_its_prompts_once_a_temperature(target, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"question {i}\n" for i in range(20)))
+    plans = from_file(target, path, 3, (0.0, 1.0))
+    asked = [tuple(prompt_ids(target, f"question {i}")) for i in range(20)]
+    assert sorted((plan.prefix, plan.temperature) for plan in plans) == sorted(
+        (p, t) for p in asked for t in (0.0, 1.0)
+    )
+    assert all(plan.suffix is None for plan in plans)
+    assert {plan.temperature for plan in plans[:10]} == {0.0, 1.0}
+    assert plans == from_file(target, path, 3, (0.0, 1.0)) != from_file(target, path, 4, (0.0, 1.0))
+
+
+@pytest.mark.parametrize(("options", "own"), [([], range(1, 15)), (["--only-prompts"], [0])])
+def test_prompts_are_answered_beside_self_written_ones(folder, target, tmp_path, options, own):
+    """Each once; the rest of --samples is the target's own, but for texts that end before their answer has begun."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"question {i}\n" for i in range(10)))
+    asked = {tuple(prompt_ids(target, f"question {i}")) for i in range(10)}
+    line = ["--target", str(folder), "--output", str(tmp_path / "out"), "--prompts", str(path), "--samples", "24"]
+    line += ["--slots", "8", "--max-length", "200", "--temperatures", "0", *options]
+    args = parser().parse_args(line)
+    check_options(args)
+    texts = written_texts(args, target)
+    found = [tuple(text.tokens[: text.answer_start].tolist()) for text in texts]
+    assert sorted(prompt for prompt in found if prompt in asked) == sorted(asked)
+    assert len(found) - 10 in own
+    assert len(load_texts(tmp_path / "out" / "training" / "texts.safetensors")) == len(found)
+
+
+def test_only_prompts_needs_prompts(folder, tmp_path, capsys):
+    assert main(["--target", str(folder), "--output", str(tmp_path / "out"), "--only-prompts"]) == 2
+    assert "--only-prompts without --prompts, expected the file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_mask_token(target):
