@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from model_loaders.drafts.backbone import FULL, DraftConfig
-from model_loaders.drafts.checkpoint import METHODS, load_draft, save_draft
+from model_loaders.drafts.checkpoint import DSPARK_LAYOUTS, METHODS, SPECFORGE, load_draft, save_draft
 from model_loaders.drafts.dflash2 import DFlash2Config
 from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig
 from model_loaders.drafts.finding import find_draft
@@ -87,7 +87,8 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument(
         "--start-from",
         metavar="DRAFT",
-        help="a draft to begin with, of the same shape; its MLPs may be narrower, and dflash2 may begin with dflash",
+        help="a draft to begin with, of the same shape and with no embedding or head of its own; its MLPs may be "
+        "narrower, and dflash2 may begin with dflash",
     )
     shape.add_argument(
         "--freeze-backbone", action="store_true", help="of dflash2, with --start-from: train the selector alone"
@@ -120,7 +121,13 @@ def parser() -> argparse.ArgumentParser:
     loop.add_argument("--every", type=int, default=500, help="steps between checkpoints")
     loop.add_argument("--stop-after", type=float, metavar="SECONDS", help="stop training here; --resume goes on")
 
-    loop.add_argument("--int8", action="store_true", help="store the matrices as int8 with a scale a row")
+    stored = p.add_argument_group("the checkpoint")
+    stored.add_argument("--int8", action="store_true", help="store the matrices as int8 with a scale a row")
+    stored.add_argument(
+        "--layout",
+        choices=DSPARK_LAYOUTS,
+        help="of dspark; default: specforge, the smaller one: deepspec has copies of the target's embedding and head",
+    )
 
     report = p.add_argument_group("report")
     report.add_argument(
@@ -154,11 +161,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         trainer.start_from(begun)
     if args.resume and trainer.resume():
         print(f"resumed at step {trainer.step}", flush=True)
-    export(trainer, args.int8)
+    export(trainer, args)
     started = time.monotonic()
-    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer, args.int8))
+    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer, args))
     print(f"step {trainer.step} of {options.steps}, {time.monotonic() - started:.0f} s", flush=True)
-    export(trainer, args.int8)
+    export(trainer, args)
     report = measure(args, target, texts[:held])
     report["training"] = {
         "steps": trainer.step, "finished": done, "texts": len(texts) - held,
@@ -178,6 +185,8 @@ def check_options(args: argparse.Namespace) -> None:
         raise CheckpointError(f"--samples={args.samples}, expected at least {FEWEST_TEXTS}")
     if args.only_prompts and not args.prompts:
         raise CheckpointError("--only-prompts without --prompts, expected the file of prompts to answer")
+    if args.layout and args.method != "dspark":
+        raise CheckpointError(f"--layout={args.layout} with --method {args.method}, expected dspark: others have one")
     fewest_rows = 1 if args.method == "dspark" else 2
     if args.block_size is not None and args.block_size < fewest_rows:
         raise CheckpointError(f"--block-size={args.block_size}, expected at least {fewest_rows} for {args.method}")
@@ -327,10 +336,11 @@ def mask_token_id(token: str | None, target: Any) -> int:
     return usable[-1] if usable else target.vocab_size - 1
 
 
-def export(trainer: Trainer, int8: bool) -> None:
+def export(trainer: Trainer, args: argparse.Namespace) -> None:
     """Write the module in the target's dtype, or int8, as a checkpoint that load_draft reads."""
-    new_draft = METHODS[type(trainer.config)][1]
-    save_draft(trainer.folder, new_draft(trainer.result(), trainer.target), dtype=trainer.dtype, int8=int8)
+    draft = METHODS[type(trainer.config)][1](trainer.result(), trainer.target)
+    layout = args.layout or SPECFORGE if args.method == "dspark" else None
+    save_draft(trainer.folder, draft, dtype=trainer.dtype, int8=args.int8, layout=layout)
 
 
 def measure(args: argparse.Namespace, target: Any, held_out: Sequence[Text]) -> dict[str, Any]:

@@ -141,5 +141,21 @@ def test_the_command_line_trains_a_dspark_draft(folder, target, tmp_path):  # no
     assert trained > 0.2 + count_rounds(target, untrained, asked, max_new_tokens=12, temperature=0.0).tokens_per_round
     sampled = count_rounds(target, draft, asked, max_new_tokens=12, temperature=1.0, proposal="sample")
     assert sampled.tokens_per_round > 1.2
+    # The finished run resumed to write DeepSpec's layout: the same draft with an embedding and a head of its own.
+    assert json.loads((output / "config.json").read_text())["architectures"] == ["DSparkDraftModel"]
+    assert main(command(folder, output, prompts, *options, "--resume", "--layout", "deepspec")) == 0
+    assert json.loads((output / "config.json").read_text())["architectures"] == ["Qwen3DSparkModel"]
+    whole = load_draft(output, target)
+    assert whole.config.own_embeddings
+    assert whole.config.own_head
+    again = count_rounds(target, whole, asked, max_new_tokens=12, temperature=0.0)
+    once = count_rounds(target, draft, asked, max_new_tokens=12, temperature=0.0)
+    assert again.tokens.tolist() == once.tokens.tolist()
+    assert again.reached.tolist() == once.reached.tolist()
     # The same run again, in the first one's place: refused, as its options differ.
     assert main(command(folder, output, prompts, "--method", "dspark", "--resume", "--markov-rank", "8")) == 2
+
+
+def test_a_layout_is_chosen_for_dspark_only(folder, tmp_path, capsys):  # noqa: F811
+    assert main(["--target", str(folder), "--output", str(tmp_path / "out"), "--layout", "deepspec"]) == 2
+    assert "--layout=deepspec with --method dflash, expected dspark" in capsys.readouterr().err
