@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from model_loaders.drafts.backbone import FULL, DraftConfig
-from model_loaders.drafts.checkpoint import DSPARK_LAYOUTS, METHODS, SPECFORGE, load_draft, save_draft
+from model_loaders.drafts.checkpoint import DSPARK_LAYOUTS, METHODS, load_draft, save_draft
 from model_loaders.drafts.dflash2 import DFlash2Config
 from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig
 from model_loaders.drafts.finding import find_draft
@@ -161,11 +161,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         trainer.start_from(begun)
     if args.resume and trainer.resume():
         print(f"resumed at step {trainer.step}", flush=True)
-    export(trainer, args)
+    export(trainer, args.int8, args.layout)
     started = time.monotonic()
-    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer, args))
+    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer, args.int8, args.layout))
     print(f"step {trainer.step} of {options.steps}, {time.monotonic() - started:.0f} s", flush=True)
-    export(trainer, args)
+    export(trainer, args.int8, args.layout)
     report = measure(args, target, texts[:held])
     report["training"] = {
         "steps": trainer.step, "finished": done, "texts": len(texts) - held,
@@ -336,11 +336,10 @@ def mask_token_id(token: str | None, target: Any) -> int:
     return usable[-1] if usable else target.vocab_size - 1
 
 
-def export(trainer: Trainer, args: argparse.Namespace) -> None:
+def export(trainer: Trainer, int8: bool, layout: str | None = None) -> None:
     """Write the module in the target's dtype, or int8, as a checkpoint that load_draft reads."""
     draft = METHODS[type(trainer.config)][1](trainer.result(), trainer.target)
-    layout = args.layout or SPECFORGE if args.method == "dspark" else None
-    save_draft(trainer.folder, draft, dtype=trainer.dtype, int8=args.int8, layout=layout)
+    save_draft(trainer.folder, draft, dtype=trainer.dtype, int8=int8, layout=layout)
 
 
 def measure(args: argparse.Namespace, target: Any, held_out: Sequence[Text]) -> dict[str, Any]:
