@@ -183,6 +183,8 @@ def check_options(args: argparse.Namespace) -> None:
     dflash2 = args.method == "dflash2"
     if args.samples < FEWEST_TEXTS and not (args.texts or args.resume):
         raise CheckpointError(f"--samples={args.samples}, expected at least {FEWEST_TEXTS}")
+    if args.held_out < 1:
+        raise CheckpointError(f"--held-out={args.held_out}, expected at least 1: the report measures on them")
     if args.only_prompts and not args.prompts:
         raise CheckpointError("--only-prompts without --prompts, expected the file of prompts to answer")
     if args.layout and args.method != "dspark":

@@ -222,9 +222,16 @@ def test_prompts_are_answered_beside_self_written_ones(folder, target, tmp_path,
     assert len(load_texts(tmp_path / "out" / "training" / "texts.safetensors")) == len(found)
 
 
-def test_only_prompts_needs_prompts(folder, tmp_path, capsys):
-    assert main(["--target", str(folder), "--output", str(tmp_path / "out"), "--only-prompts"]) == 2
-    assert "--only-prompts without --prompts, expected the file" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only-prompts"], "--only-prompts without --prompts, expected the file"),
+        (["--held-out", "0"], "--held-out=0, expected at least 1"),
+    ],
+)
+def test_options_that_cannot_be(folder, tmp_path, capsys, options, message):
+    assert main(["--target", str(folder), "--output", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

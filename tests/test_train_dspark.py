@@ -120,7 +120,7 @@ def test_the_loss_and_its_gradients(kind):
         torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_the_command_line_trains_a_dspark_draft(folder, target, tmp_path):  # noqa: F811
+def test_the_command_line_trains_a_dspark_draft(folder, target, tmp_path, capsys):  # noqa: F811
     """The loss falls; the draft loads, beats an untrained one and proposes draws."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"{word} {n}" for word in ("why", "how", "sum") for n in range(32)))
@@ -152,6 +152,11 @@ def test_the_command_line_trains_a_dspark_draft(folder, target, tmp_path):  # no
     once = count_rounds(target, draft, asked, max_new_tokens=12, temperature=0.0)
     assert again.tokens.tolist() == once.tokens.tolist()
     assert again.reached.tolist() == once.reached.tolist()
+    # No training starts from it.
+    capsys.readouterr()
+    start = ("--start-from", str(output))
+    assert main(command(folder, tmp_path / "more", prompts, *options, *start)) == 2
+    assert "it has an embedding or a head of its own, expected none" in capsys.readouterr().err
     # The same run again, in the first one's place: refused, as its options differ.
     assert main(command(folder, output, prompts, "--method", "dspark", "--resume", "--markov-rank", "8")) == 2
 
