@@ -2,13 +2,14 @@
 
     python -m benchmarks.acceptance --prompts gsm8k.jsonl mt-bench.jsonl ... [--draft demo [FOLDER ...]]
                                     [--count 20] [--tokens 128] [--temperatures 0 1] [--top-k K] [--top-p P]
-                                    [--seconds S]
-    python -m benchmarks.acceptance --table [--into FILE]
+                                    [--seconds S] [--results FOLDER]
+    python -m benchmarks.acceptance --table [--into FILE] [--results FOLDER]
 
 A prompt file has a JSON object a line: {"turns": [first turn, ...]} or whatever `python -m pipeline generate` reads.
 The first turn is asked through the chat template. Each draft is run greedily and at the other temperatures, its drafts
 chosen (argmax) and drawn (sample) where it can do both. Tokens a round are drafts accepted plus the bonus token, over
-all rounds of a set; the mean is of the sets. Position k: the share of rounds that accept the first k drafts.
+all rounds of a set; the mean is of the sets. Position k: the share of rounds that accept the first k drafts, of each
+set and of all sets together. The figures go to acceptance.json in --results, by default benchmarks/results.
 """
 
 from __future__ import annotations
@@ -47,15 +48,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no arm after this long")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="of acceptance.json")
     parser.add_argument("--table", action="store_true", help="print the tables of the results instead")
     parser.add_argument("--into", type=Path, metavar="FILE", help="with --table: put them between FILE's markers")
     options = parser.parse_args()
     if options.table:
-        tables = table(json.loads((RESULTS / f"{NAME}.json").read_text())["figures"])
+        tables = table(measured(options.results / f"{NAME}.json"))
         insert_into(options.into, NAME, tables) if options.into else print(tables)
         return
     if not options.prompts:
         parser.error("--prompts is missing: the files of prompts to measure on")
+    options.results.mkdir(parents=True, exist_ok=True)
     sets = {path.stem: first_turns(path, options.count) for path in options.prompts}
     target = load_target(options.target, device=options.device)
     arms: list[dict[str, Any]] = []
@@ -86,8 +89,9 @@ def main() -> None:
                 else:
                     arms.append(arm | found)
                     print(line(arms[-1]), flush=True)
-                write(NAME, figures)
-    print(f"written to {write(NAME, figures)}; not run: {figures['not_run']}; failed: {list(figures['errors'])}")
+                write(NAME, figures, options.results)
+    path = write(NAME, figures, options.results)
+    print(f"written to {path}; not run: {figures['not_run']}; failed: {list(figures['errors'])}")
     if figures["errors"]:
         raise SystemExit(1)
 
@@ -108,20 +112,26 @@ def measure(
     """The figures of one draft at one temperature."""
     draft = load_draft(name, target)
     pipe = SpeculativePipeline(target, draft, max_batch=batch, proposal=proposal)
-    per_set, reached, num_rounds = {}, np.zeros(draft.num_drafts), 0
+    accepted = {}
     for label, prompts in sets.items():
         # Of one seed, all prompts would be accepted or rejected by the same coins.
         seeded = [replace(params, seed=seed) for seed in range(len(prompts))]
-        accepted = accepted_drafts(pipe.generate(prompts, seeded))
-        per_set[label] = round(1 + float(accepted.mean()), 3)
-        reached += (accepted[:, None] > np.arange(draft.num_drafts)).sum(0)
-        num_rounds += accepted.size
+        accepted[label] = accepted_drafts(pipe.generate(prompts, seeded))
+    per_set = {label: round(1 + float(counts.mean()), 3) for label, counts in accepted.items()}
+    everything = np.concatenate(list(accepted.values()))
     return {
         "tokens_a_round": per_set,
         "mean": round(float(np.mean(list(per_set.values()))), 3),
-        "first_k_accepted": [round(float(share), 4) for share in reached / num_rounds],
-        "rounds": num_rounds,
+        "first_k_accepted": shares(everything, draft.num_drafts),
+        "first_k_accepted_by_set": {label: shares(counts, draft.num_drafts) for label, counts in accepted.items()},
+        "rounds": everything.size,
+        "rounds_by_set": {label: counts.size for label, counts in accepted.items()},
     }
+
+
+def shares(accepted: np.ndarray, num_drafts: int) -> list[float]:
+    """The share of rounds that accept the first k drafts, k = 1 to num_drafts; accepted int64 [rounds]."""
+    return [round(float((accepted >= k).mean()), 4) for k in range(1, num_drafts + 1)]
 
 
 def accepted_drafts(rollouts: Sequence[Rollout]) -> np.ndarray:
@@ -136,8 +146,18 @@ def line(arm: dict[str, Any]) -> str:
     return f"{arm['draft']}, T={arm['temperature']:g}, {arm['proposal']}: {arm['mean']:.2f} tokens a round ({per_set})"
 
 
+def measured(path: Path) -> dict[str, Any]:
+    """The figures of a results file. ValueError if they have no arms, or arms without figures by set."""
+    figures = json.loads(path.read_text())["figures"]
+    if not figures["arms"] or any("first_k_accepted_by_set" not in arm for arm in figures["arms"]):
+        raise ValueError(
+            f"{path}: arms without first_k_accepted_by_set, or none; expected figures by set: measure anew"
+        )
+    return figures
+
+
 def table(figures: dict[str, Any]) -> str:
-    """Both Markdown tables: by set, and by position."""
+    """The Markdown tables: tokens a round by set, then by position of each set and of all."""
     arms = figures["arms"]
     labels = list(arms[0]["tokens_a_round"])
     rows = [f"| tokens a round | {' | '.join(labels)} | mean |", "|---|" + "---|" * (len(labels) + 1)]
@@ -145,11 +165,13 @@ def table(figures: dict[str, Any]) -> str:
         cells = [f"{arm['tokens_a_round'][label]:.2f}" for label in labels]
         rows.append(f"| {title(arm)} | {' | '.join(cells)} | {arm['mean']:.2f} |")
     longest = max(len(arm["first_k_accepted"]) for arm in arms)
-    rows += ["", f"| first k drafts accepted | {' | '.join(str(k + 1) for k in range(longest))} |"]
-    rows.append("|---|" + "---|" * longest)
+    rows += ["", f"| first k drafts accepted | set | {' | '.join(str(k + 1) for k in range(longest))} | rounds |"]
+    rows.append("|---|---|" + "---|" * (longest + 1))
     for arm in arms:
-        cells = [f"{share:.0%}" for share in arm["first_k_accepted"]] + [""] * (longest - len(arm["first_k_accepted"]))
-        rows.append(f"| {title(arm)} | {' | '.join(cells)} |")
+        by_set = [(label, arm["first_k_accepted_by_set"][label], arm["rounds_by_set"][label]) for label in labels]
+        for label, first_k, rounds in (*by_set, ("all", arm["first_k_accepted"], arm["rounds"])):
+            cells = [f"{share:.0%}" for share in first_k] + [""] * (longest - len(first_k))
+            rows.append(f"| {title(arm)} | {label} | {' | '.join(cells)} | {rounds} |")
     return "\n".join(rows)
 
 

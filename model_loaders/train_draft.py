@@ -1,6 +1,6 @@
 """Train a draft for a target: ``python -m model_loaders.train_draft --target demo --output FOLDER``.
 
-The target writes its own training text (answers to prompts that it writes too, or to those of --prompts), a
+The target writes its own training text (answers to prompts that it writes too, and to those of --prompts), a
 draft learns to foresee it from the target's hidden states, and the report says how many tokens a round the
 draft then yields. FOLDER gets the checkpoint (config.json, model.safetensors), log.jsonl, acceptance.json,
 and in training/ the texts and the state that --resume goes on from.
@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from model_loaders.drafts.backbone import FULL, DraftConfig
-from model_loaders.drafts.checkpoint import METHODS, load_draft, save_draft
+from model_loaders.drafts.checkpoint import DSPARK_LAYOUTS, METHODS, load_draft, save_draft
 from model_loaders.drafts.dflash2 import DFlash2Config
 from model_loaders.drafts.dspark import MARKOV_HEADS, VANILLA, DSparkConfig
 from model_loaders.drafts.finding import find_draft
@@ -36,7 +36,7 @@ from model_loaders.targets import load_target
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.dataset import Text, load_texts, save_texts
 from model_loaders.training.loss import LossWeights
-from model_loaders.training.prompts import from_file, prompt_ids, read_prompts, self_written
+from model_loaders.training.prompts import from_file, mixed, prompt_ids, read_prompts, self_written
 from model_loaders.training.trainer import Trainer, TrainingOptions, check_start
 from model_loaders.training.writing import Writer
 
@@ -69,8 +69,14 @@ def parser() -> argparse.ArgumentParser:
 
     text = p.add_argument_group("training text")
     text.add_argument("--texts", type=Path, metavar="FILE", help="use a texts.safetensors written before")
-    text.add_argument("--prompts", type=Path, metavar="FILE", help="prompts to answer, instead of self-written ones")
-    text.add_argument("--samples", type=int, default=40_000, help="texts to write")
+    text.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="prompts to answer too, each once a temperature: evenly among the self-written ones, which fill --samples",
+    )
+    text.add_argument("--only-prompts", action="store_true", help="answer those of --prompts alone")
+    text.add_argument("--samples", type=int, default=40_000, help="texts to write, at most")
     text.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the answers, in turn")
     text.add_argument("--max-length", type=int, default=640, help="tokens of a text, its prompt included")
     text.add_argument("--slots", type=int, default=1024, help="texts written side by side")
@@ -81,7 +87,8 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument(
         "--start-from",
         metavar="DRAFT",
-        help="a draft to begin with, of the same shape; its MLPs may be narrower, and dflash2 may begin with dflash",
+        help="a draft to begin with, of the same shape and with no embedding or head of its own; its MLPs may be "
+        "narrower, and dflash2 may begin with dflash",
     )
     shape.add_argument(
         "--freeze-backbone", action="store_true", help="of dflash2, with --start-from: train the selector alone"
@@ -114,7 +121,13 @@ def parser() -> argparse.ArgumentParser:
     loop.add_argument("--every", type=int, default=500, help="steps between checkpoints")
     loop.add_argument("--stop-after", type=float, metavar="SECONDS", help="stop training here; --resume goes on")
 
-    loop.add_argument("--int8", action="store_true", help="store the matrices as int8 with a scale a row")
+    stored = p.add_argument_group("the checkpoint")
+    stored.add_argument("--int8", action="store_true", help="store the matrices as int8 with a scale a row")
+    stored.add_argument(
+        "--layout",
+        choices=DSPARK_LAYOUTS,
+        help="of dspark; default: specforge, the smaller one: deepspec has copies of the target's embedding and head",
+    )
 
     report = p.add_argument_group("report")
     report.add_argument(
@@ -148,11 +161,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         trainer.start_from(begun)
     if args.resume and trainer.resume():
         print(f"resumed at step {trainer.step}", flush=True)
-    export(trainer, args.int8)
+    export(trainer, args.int8, args.layout)
     started = time.monotonic()
-    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer, args.int8))
+    done = trainer.train(seconds=args.stop_after, on_checkpoint=lambda: export(trainer, args.int8, args.layout))
     print(f"step {trainer.step} of {options.steps}, {time.monotonic() - started:.0f} s", flush=True)
-    export(trainer, args.int8)
+    export(trainer, args.int8, args.layout)
     report = measure(args, target, texts[:held])
     report["training"] = {
         "steps": trainer.step, "finished": done, "texts": len(texts) - held,
@@ -170,6 +183,12 @@ def check_options(args: argparse.Namespace) -> None:
     dflash2 = args.method == "dflash2"
     if args.samples < FEWEST_TEXTS and not (args.texts or args.resume):
         raise CheckpointError(f"--samples={args.samples}, expected at least {FEWEST_TEXTS}")
+    if args.held_out < 1:
+        raise CheckpointError(f"--held-out={args.held_out}, expected at least 1: the report measures on them")
+    if args.only_prompts and not args.prompts:
+        raise CheckpointError("--only-prompts without --prompts, expected the file of prompts to answer")
+    if args.layout and args.method != "dspark":
+        raise CheckpointError(f"--layout={args.layout} with --method {args.method}, expected dspark: others have one")
     fewest_rows = 1 if args.method == "dspark" else 2
     if args.block_size is not None and args.block_size < fewest_rows:
         raise CheckpointError(f"--block-size={args.block_size}, expected at least {fewest_rows} for {args.method}")
@@ -229,17 +248,19 @@ def written_texts(args: argparse.Namespace, target: Any) -> list[Text]:
         return load_texts(path)
     if target.tokenizer is None:
         raise CheckpointError(f"target {args.target} has no tokenizer, which writing text needs; pass --texts")
-    temperatures = tuple(args.temperatures)
-    plans: Any = self_written(target, args.seed, temperatures)
-    count = args.samples
+    temperatures, count = tuple(args.temperatures), args.samples
+    plans = self_written(target, args.seed, temperatures)
     if args.prompts:
-        plans = from_file(target, args.prompts, temperatures)
-        count = min(count, len(plans))
+        given = from_file(target, args.prompts, args.seed, temperatures)
+        if args.only_prompts:
+            count = min(count, len(given))
+        plans = mixed(given, plans, count)
     slots = min(args.slots, count)
     writer = Writer(target, slots=slots, max_length=args.max_length, seed=args.seed)
     texts = writer.write(plans, count, time_limit=args.write_seconds)
     if len(texts) < FEWEST_TEXTS:
-        short = "--write-seconds" if args.write_seconds else "the number of prompts"
+        fewer = "the number of prompts" if args.only_prompts else "--samples"
+        short = "--write-seconds" if args.write_seconds else fewer
         raise CheckpointError(f"only {len(texts)} texts were written, expected at least {FEWEST_TEXTS}; raise {short}")
     # Texts come in the order in which they end, short ones first: held-out ones must be like the rest.
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(args.seed)).tolist()
@@ -317,10 +338,10 @@ def mask_token_id(token: str | None, target: Any) -> int:
     return usable[-1] if usable else target.vocab_size - 1
 
 
-def export(trainer: Trainer, int8: bool) -> None:
+def export(trainer: Trainer, int8: bool, layout: str | None = None) -> None:
     """Write the module in the target's dtype, or int8, as a checkpoint that load_draft reads."""
-    new_draft = METHODS[type(trainer.config)][1]
-    save_draft(trainer.folder, new_draft(trainer.result(), trainer.target), dtype=trainer.dtype, int8=int8)
+    draft = METHODS[type(trainer.config)][1](trainer.result(), trainer.target)
+    save_draft(trainer.folder, draft, dtype=trainer.dtype, int8=int8, layout=layout)
 
 
 def measure(args: argparse.Namespace, target: Any, held_out: Sequence[Text]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ from pipeline.policy.contract import Capabilities, check_thresholds
 from pipeline.policy.names import unknown_name
 from pipeline.policy.params import SamplingParams
 from pipeline.prompts import Prompted
+from pipeline.results.failures import failures_of
 from pipeline.results.rollout import Rollout
 from pipeline.results.rollouts import Rollouts
 from pipeline.running.call import Call
@@ -150,7 +151,8 @@ class SpeculativePipeline:
 
         Returns:
             The rollouts in the order of the prompts, `n` samples of a prompt side by side. A request that is refused
-            or aborted is a rollout with `error` set and no tokens; the others are not affected.
+            or aborted is a rollout with `error` set and no tokens; the others are not affected. One warning names
+            their prompts by reason.
 
         Raises:
             InvalidRequest: `params` and `prompts` don't match.
@@ -163,13 +165,8 @@ class SpeculativePipeline:
             self.state.abandon(call.tickets)
             self._stepper.forget(call.tickets)
         result = Rollouts(call.rollouts(), describe(self.state, self.capabilities, call.distinct))
-        if result.failed:
-            first = result.failed[0]
-            warnings.warn(
-                f"{len(result.failed)} of {len(result)} samples were refused or aborted; the first, of prompt "
-                f"{first.prompt_index}: {first.error}",
-                stacklevel=2,
-            )
+        if failures := failures_of(result):
+            warnings.warn(failures, stacklevel=2)
         return result
 
     def submit(self, prompt: Prompted, params: SamplingParams | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +13,11 @@ from safetensors.torch import load_file
 
 import gpu
 from model_loaders import load_draft, save_draft
+from model_loaders.drafts.dspark import DSparkDraft, DSparkModule
 from model_loaders.drafts.proposal import ProposalLaw
 from model_loaders.errors import CheckpointError
 from pipeline.drafting.drawing import Drawing
-from tests import naive_dflash, naive_drafts, tiny_drafts
+from tests import naive_dflash, naive_drafts, pipes, tiny_drafts
 
 VOCAB, WIDTH, LAYERS, BLOCK, MASK = 23, 16, 5, 4, 22
 TAPS = (0, 2, 3)
@@ -201,6 +204,66 @@ def test_round_trips(tmp_path, kind):
 def test_what_a_layout_cannot_hold_is_not_written(tmp_path, kind):
     with pytest.raises(CheckpointError, match="can't hold it"):
         save_draft(tmp_path / "saved", load(tmp_path / "given", kind))
+    assert not (tmp_path / "saved").exists()
+
+
+def borrowing(folder, target):
+    """A random DSpark draft that borrows embedding and head of a real target."""
+    owner = load_draft(tiny_drafts.write(folder, "dspark vanilla", target), target)
+    module = DSparkModule(replace(owner.config, own_embeddings=False, own_head=False))
+    module.load_state_dict({name: t for name, t in owner.module.state_dict().items() if name in module.state_dict()})
+    return DSparkDraft(module.eval(), target)
+
+
+def proposed(draft):
+    """Drafts and confidences behind a few tokens."""
+    generator, cache = torch.Generator().manual_seed(4), draft.new_cache(2, 16)
+    features = torch.randn(2, 5, draft.module.fc.in_features, generator=generator)
+    draft.extend(features, torch.arange(5).expand(2, -1), cache)
+    drafted = draft.propose(torch.tensor([7, 8]), torch.tensor([5, 4]), cache)
+    return drafted.tokens.tolist(), drafted.confidence().tolist()
+
+
+@pytest.mark.parametrize(("arch", "tie"), [("llama", False), ("llama", True), ("gemma", True)])
+@pytest.mark.parametrize("as_int8", [False, True])
+def test_deepspecs_layout_holds_copies_of_what_a_draft_borrows(tmp_path, arch, tie, as_int8):
+    """The target's embedding (gemma's is scaled) and head; the same drafts and confidences, to the bit without int8."""
+    target = pipes.target(64, arch, tie=tie)
+    borrows = borrowing(tmp_path / "given", target)
+    save_draft(tmp_path / "a", borrows, layout="specforge", int8=as_int8)
+    save_draft(tmp_path / "b", borrows, layout="deepspec", int8=as_int8)
+    written = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert (written["architectures"], written["vocab_size"]) == (["Qwen3DSparkModel"], 64)
+    names = [set(load_file(tmp_path / folder / "model.safetensors")) for folder in "ab"]
+    assert {name.removesuffix("_scale") for name in names[1] - names[0]} == {"embed_tokens.weight", "lm_head.weight"}
+    one, other = (load_draft(tmp_path / folder, target) for folder in "ab")
+    assert (one.config.own_head, other.config.own_head, other.config.own_embeddings) == (False, True, True)
+    ids, hidden = torch.arange(64), torch.randn(2, 3, one.config.hidden_size)
+    close = {"atol": 0.05, "rtol": 0.05} if as_int8 else {"atol": 0, "rtol": 0}
+    torch.testing.assert_close(other.embed(ids), one.embed(ids), **close)
+    torch.testing.assert_close(other.logits(hidden), one.logits(hidden), **close)
+    if not as_int8:
+        assert proposed(one) == proposed(other)
+    save_draft(tmp_path / "c", other)  # what it brings now is its own
+    assert load_draft(tmp_path / "c", target).config == other.config
+
+
+def test_layouts_that_a_draft_cannot_have(tmp_path):
+    with pytest.raises(CheckpointError, match="layout='deepspec', expected None for a draft of method dflash"):
+        save_draft(tmp_path / "saved", load(tmp_path / "a", "dflash"), layout="deepspec")
+    with pytest.raises(CheckpointError, match="layout='zlab', expected one of specforge, deepspec for a draft"):
+        save_draft(tmp_path / "saved", load(tmp_path / "b", "specforge"), layout="zlab")
+    for number, kind in enumerate(["specforge borrowed", "speculators dspark"]):
+        with pytest.raises(CheckpointError, match="the layout of Qwen3DSparkModel can't hold it"):
+            save_draft(tmp_path / "saved", load(tmp_path / f"c{number}", kind), layout="deepspec")
+    biased = borrowing(tmp_path / "d", pipes.target(64))
+    head = torch.nn.Linear(8, 64)
+    biased.target = SimpleNamespace(
+        name="biased", vocab_size=64, device="cpu", embed=biased.target.embed,
+        model=SimpleNamespace(get_output_embeddings=lambda: head),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match="the head of its target biased adds a bias, expected none"):
+        save_draft(tmp_path / "saved", biased, layout="deepspec")
     assert not (tmp_path / "saved").exists()
 
 

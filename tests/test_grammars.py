@@ -295,10 +295,23 @@ def test_a_bad_grammar_refuses_its_request_only(bad):
     with pytest.raises(InvalidRequest) as refused:
         pipe.submit(PROMPTS[0], params)
     assert message in str(refused.value)
-    with pytest.warns(UserWarning, match="1 of 2 samples were refused or aborted; the first, of prompt 0: grammar="):
+    with pytest.warns(UserWarning, match="1 of 2 samples were refused or aborted: prompt 0: grammar="):
         rollouts = pipe.generate(PROMPTS[:2], [params, CONSTRAINED])
     assert message in rollouts[0].error
     assert rollouts[1].ok
+
+
+def test_one_warning_names_every_request_of_a_bad_grammar():
+    bad, other = (replace(CONSTRAINED, grammar=BAD[name][0], n=2) for name in sorted(BAD)[:2])
+    with pytest.warns(UserWarning, match="8 of 10 samples") as caught:
+        rollouts = pipes.pipe().generate([PROMPTS[0]] * 6, [CONSTRAINED, bad, other, CONSTRAINED, bad, bad])
+    assert [r.ok for r in rollouts] == [True, *[False] * 4, True, *[False] * 4]
+    assert len(caught) == 1
+    assert str(caught[0].message).split("\n", 2) == [
+        "8 of 10 samples were refused or aborted:",
+        f"prompts 1, 4 and 5: {rollouts[1].error}",
+        f"prompt 2: {rollouts[3].error}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ from model_loaders.drafts.backbone import FULL, SLIDING
 from model_loaders.drafts.checkpoint import load_draft
 from model_loaders.drafts.dflash import DFlashDraft
 from model_loaders.targets import load_target
-from model_loaders.train_draft import main, mask_token_id
+from model_loaders.train_draft import check_options, draft_config, main, mask_token_id, parser, written_texts
 from model_loaders.training.acceptance import count_rounds
 from model_loaders.training.blocks import block_hidden, draw_anchors
 from model_loaders.training.dataset import Batch, Batches, Text, load_texts, save_texts
 from model_loaders.training.loss import LossWeights, batch_loss, compiled_compare
-from model_loaders.training.prompts import Plan, read_prompts, self_written
+from model_loaders.training.prompts import Plan, from_file, mixed, prompt_ids, read_prompts, self_written
 from model_loaders.training.step import target_states
+from model_loaders.training.trainer import Trainer, TrainingOptions
 from model_loaders.training.writing import Writer
 from tests.test_dflash import logits_of, make_draft
 from tests.tiny_models import write_tiny_target
@@ -177,6 +179,62 @@ def test_prompt_files(tmp_path):
         read_prompts(path)
 
 
+@pytest.mark.parametrize("num_given", [0, 3, 8, 19, 20, 31])
+def test_given_plans_lie_evenly_among_own_ones(num_given):
+    given = [Plan((i,), None, 0.0) for i in range(num_given)]
+    own = (Plan((i,), (0,), 0.0) for i in range(20))
+    plans = list(mixed(given, own, 20))
+    assert len(plans) == 20
+    assert [plan for plan in plans if plan.suffix is None] == given[:20]
+    assert [plan.prefix[0] for plan in plans if plan.suffix] == list(range(20 - min(num_given, 20)))
+    share = min(num_given, 20) / 20
+    for stop in range(21):
+        assert abs(sum(plan.suffix is None for plan in plans[:stop]) - share * stop) < 1
+
+
+def test_a_files_plans_are_its_prompts_once_a_temperature(target, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"question {i}\n" for i in range(20)))
+    plans = from_file(target, path, 3, (0.0, 1.0))
+    asked = [tuple(prompt_ids(target, f"question {i}")) for i in range(20)]
+    assert sorted((plan.prefix, plan.temperature) for plan in plans) == sorted(
+        (p, t) for p in asked for t in (0.0, 1.0)
+    )
+    assert all(plan.suffix is None for plan in plans)
+    assert {plan.temperature for plan in plans[:10]} == {0.0, 1.0}
+    assert plans == from_file(target, path, 3, (0.0, 1.0)) != from_file(target, path, 4, (0.0, 1.0))
+
+
+@pytest.mark.parametrize(("options", "own"), [([], range(1, 15)), (["--only-prompts"], [0])])
+def test_prompts_are_answered_beside_self_written_ones(folder, target, tmp_path, options, own):
+    """Each once; the rest of --samples is the target's own, but for texts that end before their answer has begun."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"question {i}\n" for i in range(10)))
+    asked = {tuple(prompt_ids(target, f"question {i}")) for i in range(10)}
+    line = ["--target", str(folder), "--output", str(tmp_path / "out"), "--prompts", str(path), "--samples", "24"]
+    line += ["--slots", "8", "--max-length", "200", "--temperatures", "0", *options]
+    args = parser().parse_args(line)
+    check_options(args)
+    texts = written_texts(args, target)
+    found = [tuple(text.tokens[: text.answer_start].tolist()) for text in texts]
+    assert sorted(prompt for prompt in found if prompt in asked) == sorted(asked)
+    assert len(found) - 10 in own
+    assert len(load_texts(tmp_path / "out" / "training" / "texts.safetensors")) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only-prompts"], "--only-prompts without --prompts, expected the file"),
+        (["--held-out", "0"], "--held-out=0, expected at least 1"),
+    ],
+)
+def test_options_that_cannot_be(folder, tmp_path, capsys, options, message):
+    assert main(["--target", str(folder), "--output", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_mask_token(target):
     assert mask_token_id(None, target) == 256  # <|endoftext|>: special, and not in the chat template
     with pytest.raises(ValueError, match="--mask-token"):
@@ -193,6 +251,57 @@ def command(folder, output, prompts, *more):
     ]  # fmt: skip
 
 
+def random_texts(count):
+    generator = torch.Generator().manual_seed(1)
+    return [Text(torch.randint(0, 250, (16,), generator=generator).int(), 4, 0.0) for _ in range(count)]
+
+
+def test_the_log_is_what_the_steps_came_to(target, tmp_path):
+    """Means over the steps since the row before, by position over the tokens that were guessed."""
+    options = TrainingOptions(steps=5, batch=2, anchors=4, length=16, log_every=2, every=3)
+    args = parser().parse_args(["--target", "t", "--output", "o", "--layers", "1", "--block-size", "4"])
+    trainer = Trainer(target, draft_config(args, target), random_texts(8), random_texts(2), options, tmp_path)
+    steps, one_step = [], trainer.one_step
+
+    def kept():
+        steps.append(one_step())
+        return steps[-1]
+
+    trainer.one_step = kept
+    assert trainer.train()
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(row["step"], "held_out" in row) for row in log] == [
+        (2, False), (3, True), (4, False), (5, False), (5, True)
+    ]  # fmt: skip
+    for row, window in zip([log[0], log[2], log[3]], [steps[:2], steps[2:4], steps[4:]], strict=True):
+        assert row["loss"] == pytest.approx(sum(float(step.loss) for step in window) / len(window))
+        for k in range(3):
+            guessed = sum(int(step.counts[k]) for step in window)
+            for name, key in (("accuracy", "hits"), ("target_probability", "mass"), ("overlap", "overlap")):
+                found = sum(float(getattr(step, key)[k]) for step in window)
+                assert row[name][k] == pytest.approx(found / guessed, abs=1e-4)
+    assert log[-1]["held_out"] == trainer.evaluate()
+
+
+def test_training_shows_its_progress(target, tmp_path, capsys):
+    """A bar to the last step from the one resumed at, with the loss and the first draft's accuracy."""
+    options = TrainingOptions(steps=6, batch=2, anchors=4, length=16, log_every=2)
+    args = parser().parse_args(["--target", "t", "--output", "o", "--layers", "1", "--block-size", "4"])
+
+    def trainer():
+        return Trainer(target, draft_config(args, target), random_texts(8), [], options, tmp_path)
+
+    first, second = trainer(), trainer()
+    first.held_out = second.held_out = [first.batches.at(0)]
+    assert not first.train(until=4)
+    assert re.search(r"training: 100%.* 4/4 .*first=[01]\.\d{3}, loss=\d+\.\d{3}", capsys.readouterr().err)
+    assert second.resume()
+    assert second.train()
+    shown = capsys.readouterr().err
+    assert re.search(r"training:  67%.* 4/6 ", shown)
+    assert re.search(r"training: 100%.* 6/6 .*first=[01]\.\d{3}, loss=\d+\.\d{3}", shown)
+
+
 def test_command_line_trains_resumes_and_exports(folder, target, tmp_path):
     """One run in a piece, one stopped and resumed: the same draft, which beats an untrained one."""
     prompts = tmp_path / "prompts.txt"
@@ -205,6 +314,14 @@ def test_command_line_trains_resumes_and_exports(folder, target, tmp_path):
     log = [json.loads(line) for line in (whole / "log.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in log if "loss" in row]
     assert losses[-1] < 0.8 * losses[0]
+    assert [row["step"] for row in log] == [20, 40, 60, 80, 100, 120, 120]  # the last: of held-out texts
+    for row in (*log[:-1], log[-1]["held_out"]):
+        assert row["loss"] > 0
+        for name in ("accuracy", "target_probability", "overlap"):  # one a draft of the block
+            assert len(row[name]) == 3
+            assert all(0 <= share <= 1 for share in row[name])
+    assert log[-2]["accuracy"][0] > log[0]["accuracy"][0]
+    assert all(0 <= row["lr"] <= 2e-2 for row in log[:-1])
     first, second = load_draft(str(whole), target), load_draft(str(halves), target)
     for name, tensor in first.module.state_dict().items():
         torch.testing.assert_close(second.module.state_dict()[name], tensor, msg=name)
@@ -214,6 +331,23 @@ def test_command_line_trains_resumes_and_exports(folder, target, tmp_path):
     asked = [text.tokens[: text.answer_start].tolist() for text in load_texts(whole / "training" / "texts.safetensors")]
     untrained = count_rounds(target, random_draft, asked[:8], max_new_tokens=12, temperature=0.0)
     assert trained > untrained.tokens_per_round + 0.2
+    # It has learned to read the features: a neighbour's are worse, in the report and counted again, the same each time.
+    shuffled = report["results"]["greedy, shuffled features"]
+    assert shuffled["tokens_per_round"]["held_out"] < trained
+    assert shuffled["first_k_accepted"][0] < report["results"]["greedy"]["first_k_accepted"][0]
+    plain, *wrong = (
+        count_rounds(target, first, asked[:8], max_new_tokens=12, temperature=0.0, shuffle_features=shuffle)
+        for shuffle in (False, True, True)
+    )
+    assert plain.tokens_per_round == pytest.approx(trained, abs=1e-3)
+    assert wrong[0].tokens_per_round == wrong[1].tokens_per_round
+    assert wrong[0].tokens_per_round == pytest.approx(shuffled["tokens_per_round"]["held_out"], abs=1e-3)
+    # Features that are every row's alike can't be mixed up.
+    alike = (
+        count_rounds(target, first, asked[:1] * 4, max_new_tokens=12, temperature=0.0, shuffle_features=shuffle)
+        for shuffle in (False, True)
+    )
+    assert len({tuple(rounds.tokens.tolist() + rounds.rounds.tolist()) for rounds in alike}) == 1
     # Going on from a finished draft begins where it ended.
     more = tmp_path / "more"
     options = ("--texts", texts, "--start-from", str(whole), "--steps", "0", "--measure-tokens", "4")

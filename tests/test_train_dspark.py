@@ -120,7 +120,7 @@ def test_the_loss_and_its_gradients(kind):
         torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_the_command_line_trains_a_dspark_draft(folder, target, tmp_path):  # noqa: F811
+def test_the_command_line_trains_a_dspark_draft(folder, target, tmp_path, capsys):  # noqa: F811
     """The loss falls; the draft loads, beats an untrained one and proposes draws."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"{word} {n}" for word in ("why", "how", "sum") for n in range(32)))
@@ -141,5 +141,26 @@ def test_the_command_line_trains_a_dspark_draft(folder, target, tmp_path):  # no
     assert trained > 0.2 + count_rounds(target, untrained, asked, max_new_tokens=12, temperature=0.0).tokens_per_round
     sampled = count_rounds(target, draft, asked, max_new_tokens=12, temperature=1.0, proposal="sample")
     assert sampled.tokens_per_round > 1.2
+    # The finished run resumed to write DeepSpec's layout: the same draft with an embedding and a head of its own.
+    assert json.loads((output / "config.json").read_text())["architectures"] == ["DSparkDraftModel"]
+    assert main(command(folder, output, prompts, *options, "--resume", "--layout", "deepspec")) == 0
+    assert json.loads((output / "config.json").read_text())["architectures"] == ["Qwen3DSparkModel"]
+    whole = load_draft(output, target)
+    assert whole.config.own_embeddings
+    assert whole.config.own_head
+    again = count_rounds(target, whole, asked, max_new_tokens=12, temperature=0.0)
+    once = count_rounds(target, draft, asked, max_new_tokens=12, temperature=0.0)
+    assert again.tokens.tolist() == once.tokens.tolist()
+    assert again.reached.tolist() == once.reached.tolist()
+    # No training starts from it.
+    capsys.readouterr()
+    start = ("--start-from", str(output))
+    assert main(command(folder, tmp_path / "more", prompts, *options, *start)) == 2
+    assert "it has an embedding or a head of its own, expected none" in capsys.readouterr().err
     # The same run again, in the first one's place: refused, as its options differ.
     assert main(command(folder, output, prompts, "--method", "dspark", "--resume", "--markov-rank", "8")) == 2
+
+
+def test_a_layout_is_chosen_for_dspark_only(folder, tmp_path, capsys):  # noqa: F811
+    assert main(["--target", str(folder), "--output", str(tmp_path / "out"), "--layout", "deepspec"]) == 2
+    assert "--layout=deepspec with --method dflash, expected dspark" in capsys.readouterr().err

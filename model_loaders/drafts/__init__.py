@@ -2,8 +2,8 @@
 
 block_draft.py: a draft as the pipeline sees it: backbone, cache and target put together. proposal.py: what it proposes,
 and how tokens are drawn. backbone.py: the layers that fill a block. dflash.py, dspark.py, dflash2.py: the methods.
-finding.py: where a checkpoint is, and whether it is one; checkpoint.py: loading and saving; formats/: one published
-layout a file, and which one a folder has.
+finding.py: where a checkpoint is, and whether it is one; checkpoint.py: loading and saving; whole.py: what a draft
+borrows, put into its checkpoint; formats/: one published layout a file, and which one a folder has.
 """
 
 from model_loaders.drafts.block_draft import BlockDraft

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from model_loaders.drafts.dflash2 import DFlash2Config, DFlash2Draft, DFlash2Mod
 from model_loaders.drafts.dspark import DSparkConfig, DSparkDraft, DSparkModule
 from model_loaders.drafts.finding import FoundDraft, find_draft, tensor_names
 from model_loaders.drafts.formats import deepspec, specforge, speculators, zlab
+from model_loaders.drafts.whole import whole_tensors
 from model_loaders.errors import CheckpointError, explained
 from model_loaders.file_checks import num_elements, other_dtypes, refuse_larger_model, refuse_other_dtypes
 from model_loaders.layers.packed_linear import pack_linears
@@ -36,6 +38,9 @@ METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
     DSparkConfig: (DSparkModule, DSparkDraft),
     DFlash2Config: (DFlash2Module, DFlash2Draft),
 }
+
+SPECFORGE, DEEPSPEC = DSPARK_LAYOUTS = ("specforge", "deepspec")
+"""What a DSpark draft can be written in: without the target's embedding and head, or with copies of them."""
 
 
 def load_draft(
@@ -68,32 +73,46 @@ def load_draft(
 
 
 def save_draft(
-    folder: str | os.PathLike[str], draft: BlockDraft, *, dtype: torch.dtype | None = None, int8: bool = False
+    folder: str | os.PathLike[str],
+    draft: BlockDraft,
+    *,
+    dtype: torch.dtype | None = None,
+    int8: bool = False,
+    layout: str | None = None,
 ) -> None:
     """Write config.json and model.safetensors so that load_draft reads them back.
 
     DFlash and DFlash 2 in z-lab's layout, DSpark in DeepSpec's or, where that can't hold it, SpecForge's. dtype: of
-    the stored tensors; None keeps the draft's own. int8: store the matrices as row_scaled.py says. Each file appears
-    whole or not at all. Raises CheckpointError for a draft that its layout can't hold.
+    the stored tensors; None keeps the draft's own. int8: store the matrices as row_scaled.py says. layout: of a DSpark
+    draft, one of DSPARK_LAYOUTS; "deepspec" puts copies of the target's embedding and head into the file of a draft
+    that has none of its own. Each file appears whole or not at all. Raises CheckpointError for a draft that its layout
+    can't hold.
     """
-    folder, config = Path(folder), draft.config
+    folder, config, tensors = Path(folder), draft.config, dict(draft.module.state_dict())
     dtype = dtype or draft.dtype
     written = str(dtype).removeprefix("torch.")
+    if layout is not None and not (layout in DSPARK_LAYOUTS and isinstance(config, DSparkConfig)):
+        wanted = f"one of {', '.join(DSPARK_LAYOUTS)}" if isinstance(config, DSparkConfig) else "None"
+        raise CheckpointError(f"layout={layout!r}, expected {wanted} for a draft of method {draft.method}")
     if isinstance(config, DSparkConfig):
-        whole = config.own_embeddings and config.own_head and config.sample_from_anchor and config.causal is None
-        content, holds = (deepspec if whole else specforge).write(config, written), True
+        plain = config.sample_from_anchor and config.causal is None and config.draft_vocab_size is None
+        if layout == DEEPSPEC and plain:
+            tensors = whole_tensors(draft)
+            config = replace(config, own_embeddings=True, own_head=True, vocab_size=draft.target.vocab_size)
+        own = config.own_embeddings and config.own_head
+        as_deepspec = layout == DEEPSPEC or (layout is None and plain and own)
+        content = (deepspec if as_deepspec else specforge).write(config, written)
+        holds = plain or not as_deepspec
     else:
         holds = not (config.own_embeddings or config.own_head or config.sample_from_anchor)
         content = zlab.write(config, written)
     if not holds or config.draft_vocab_size is not None:
         raise CheckpointError(
             f"draft={draft.name!r}: the layout of {content['architectures'][0]} can't hold it (embedding, head, "
-            "vocabulary or sampling from the anchor); keep the checkpoint that it was loaded from"
+            "vocabulary, causality or sampling from the anchor); keep the checkpoint that it was loaded from"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in draft.module.state_dict().items()
-    }
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
     if int8:
         tensors, content = row_scaled.row_scaled(tensors), content | {row_scaled.KEY: row_scaled.CONFIG}
     part = folder / "model.safetensors.part"

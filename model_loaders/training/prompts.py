@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,13 +139,26 @@ def self_written(target: Any, seed: int, temperatures: tuple[float, ...]) -> Ite
         index += 1
 
 
-def from_file(target: Any, path: Path, temperatures: tuple[float, ...]) -> list[Plan]:
-    """One plan a line and temperature of a prompt file (see ``read_prompts``)."""
-    return [
-        Plan(tuple(ids), None, temperature)
-        for temperature in temperatures
-        for ids in (prompt_ids(target, text) for text in read_prompts(path))
-    ]
+def from_file(target: Any, path: Path, seed: int, temperatures: tuple[float, ...]) -> list[Plan]:
+    """One plan a prompt and temperature of a prompt file (see ``read_prompts``), in an order drawn by the seed."""
+    prompts = [tuple(prompt_ids(target, text)) for text in read_prompts(path)]
+    plans = [Plan(prompt, None, temperature) for prompt in prompts for temperature in temperatures]
+    random.Random(seed).shuffle(plans)  # a file is often sorted, and writing may stop before its end
+    return plans
+
+
+def mixed(given: Sequence[Plan], own: Iterator[Plan], count: int) -> Iterator[Plan]:
+    """`count` plans: the given ones, as many as fit, evenly among the own ones.
+
+    Any beginning holds both kinds in the proportion of the whole, to within one plan.
+    """
+    num_given, taken = min(len(given), count), 0
+    for index in range(1, count + 1):
+        if taken < index * num_given // count:
+            yield given[taken]
+            taken += 1
+        else:
+            yield next(own)
 
 
 def read_prompts(path: Path) -> list[str]:

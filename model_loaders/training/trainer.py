@@ -246,6 +246,11 @@ def check_start(draft: BlockDraft, wanted: DraftConfig) -> None:
     Its MLPs may be narrower, a DFlash draft may get DFlash 2's parts, and the number of candidates shapes no weight.
     """
     found = draft.config
+    if found.own_embeddings or found.own_head:
+        raise CheckpointError(
+            f"--start-from {draft.name}: it has an embedding or a head of its own, expected none: a draft trains with "
+            "the target's; give one that was exported without --layout deepspec"
+        )
     if isinstance(wanted, DFlash2Config):
         if type(found) is DraftConfig:
             wanted = DraftConfig(**{part.name: getattr(wanted, part.name) for part in fields(DraftConfig)})

@@ -6,4 +6,5 @@ rollout.py       what a request ends as
 rollouts.py      a list of them with what produced them, to Parquet and back
 mask_checks.py   what a trainer must refuse in a mask
 summary.py       what came of a run, in figures
+failures.py      which prompts of a call failed, and why
 """
