@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -13,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import InvalidRequest, Rollouts, SamplingParams
+from model_loaders import load_draft, load_target
+from pipeline import InvalidRequest, Rollouts, SamplingParams, SpeculativePipeline
 from pipeline.jobs import Job
 from pipeline.jobs.shards import request_seed
 from pipeline.prompt_file import PromptReader, scan_prompts
+from pipeline.prompt_file.contents import contents
 from pipeline.results.summary import MOST_REASONS, OTHER, Summary
 from tests import pipes
 from tests.test_rollouts import same
@@ -119,6 +122,14 @@ def of_the_same_size(folder):
     path.write_bytes(b"x" * path.stat().st_size)
 
 
+def flipped(folder):
+    """Bytes of a page of data, before Parquet's footer."""
+    path = folder / "rollouts-00001.parquet"
+    content = bytearray(path.read_bytes())
+    content[40:48] = bytes(255 - byte for byte in content[40:48])
+    path.write_bytes(content)
+
+
 def gone(folder):
     (folder / "rollouts-00001.parquet").unlink()
 
@@ -154,7 +165,7 @@ def leftovers(folder):
 
 @pytest.mark.parametrize(
     "damage",
-    [truncated, of_the_same_size, gone, a_link, half_a_line, lines_of_nonsense, no_journal, leftovers],
+    [truncated, of_the_same_size, flipped, gone, a_link, half_a_line, lines_of_nonsense, no_journal, leftovers],
     ids=lambda damage: damage.__name__,
 )
 def test_a_damaged_folder_is_mended(tmp_path, prompts, damage):
@@ -227,6 +238,46 @@ def test_another_pipeline_is_refused(tmp_path, prompts):
     pipe.stages["verify"] = OtherVerify()
     with pytest.raises(InvalidRequest, match=rf"\(verify='tests.test_jobs.OtherVerify', expected N.*: stages {hashes}"):
         run(folder, prompts, pipe=pipe)
+
+
+@pytest.mark.parametrize("what", ["config.json", "draft", "tokenizer.json", "chat template", "generation_config.json"])
+def test_what_else_decides_tokens_is_part_of_a_model(tmp_path, prompts, what):
+    """The same weights with another configuration are another model; a copy elsewhere, in another process, isn't."""
+    folders = {"target": tmp_path / "target", "draft": tmp_path / "draft"}
+    shutil.copytree(pipes.target_folder(), folders["target"])
+    shutil.copytree(pipes.draft_folder(), folders["draft"])
+
+    def again():
+        target = load_target(folders["target"], device="cpu")
+        draft = load_draft(folders["draft"], target)
+        run(tmp_path / "job", prompts, pipe=SpeculativePipeline(target, draft, max_batch=3, max_length=64))
+
+    run(tmp_path / "job", prompts)
+    again()
+    change(folders, what)
+    part = "draft" if what == "draft" else "target"
+    hashes = r"sha256=\w{64}, expected \w{64}$"
+    with pytest.raises(InvalidRequest, match=rf"other {part} \(.*config_sha256=.*: {part} {hashes}"):
+        again()
+
+
+def change(folders, what):
+    """Edit one file of the pair."""
+    target = folders["target"]
+    if what == "chat template":
+        (target / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
+        return
+    path = folders["draft"] / "config.json" if what == "draft" else target / what
+    held = json.loads(path.read_text()) if path.exists() else {}
+    if what == "draft":
+        held["dflash_config"]["mask_token_id"] += 1
+    elif what == "config.json":
+        held.setdefault("rope_parameters", {"rope_type": "default"})["rope_theta"] = 50.0
+    elif what == "tokenizer.json":
+        held["added_tokens"].append(held["added_tokens"][0] | {"id": 319, "content": "<new>"})
+    else:
+        held["eos_token_id"] = 5
+    path.write_text(json.dumps(held))
 
 
 def test_processors_are_known_by_name(tmp_path, prompts):
@@ -345,6 +396,22 @@ def test_a_large_file_goes_through_in_bounded_memory(tmp_path):
         tracemalloc.stop()
     assert summary.num_failed == summary.num_rollouts == 5_000
     assert peak < 10e6  # a shard's prompts are 1 MB
+
+
+def test_a_large_parquet_file_is_read_in_groups(tmp_path):
+    """10 MB in 50 groups: no more than a few of them are in Arrow's memory at once."""
+    path, pool = tmp_path / "prompts.parquet", pa.default_memory_pool()
+    rng = np.random.default_rng(0)
+    texts = [rng.bytes(2_000).hex() for _ in range(2_500)]
+    pq.write_table(pa.table({"prompt": texts}), path, row_group_size=50)
+    assert path.stat().st_size > 5e6
+    del texts
+    most = before = pool.bytes_allocated()
+    for number, _ in enumerate(contents(path, 0, 1)):
+        if number % 25 == 0:
+            most = max(most, pool.bytes_allocated())
+    assert number == 2_499
+    assert most - before < 2e6
 
 
 def parquet_of(lines, path, row_group_size):

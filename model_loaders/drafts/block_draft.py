@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,12 @@ class BlockDraft(ABC):
                 digest.update(name.encode())
                 digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    @cached_property
+    def config_sha256(self) -> str:
+        """Hex SHA-256 of the configuration."""
+        held = json.dumps(asdict(self.config), sort_keys=True, default=str)
+        return hashlib.sha256(held.encode()).hexdigest()
 
     def new_cache(self, num_slots: int, max_length: int) -> RowCache:
         """An empty draft cache. max_length, in tokens, must leave room for a verify block behind the last token."""

@@ -20,6 +20,7 @@ from model_loaders.layers.packed_linear import has_packed
 from model_loaders.layers.taps import LayerTaps
 from model_loaders.targets.causal_masks import CausalMasks
 from model_loaders.targets.checkpoint import TOKENIZER_FILES
+from model_loaders.targets.identity import config_text, identity_sha256, tokenizer_text
 from model_loaders.targets.model_facts import decoder_layers, eos_token_ids, probe
 from model_loaders.targets.weights import copy_weights, sha256_of_all
 
@@ -104,6 +105,19 @@ class Target:
         One file: its own hash. Several: the hash of `sha256sum`'s listing of them, sorted by name.
         """
         return sha256_of_all(self._weight_files)
+
+    @property
+    def config_sha256(self) -> str:
+        """SHA-256 of what else decides its tokens: configuration, tokenizer, chat template and end ids, as they are.
+
+        It doesn't depend on the folder, the dtype or the device.
+        """
+        template = getattr(self.tokenizer, "chat_template", None)
+        return identity_sha256(self._texts, template, self.eos_token_ids)
+
+    @cached_property
+    def _texts(self) -> tuple[str, str]:
+        return config_text(self.model.config), tokenizer_text(self.tokenizer)
 
     def new_cache(self, num_slots: int, max_length: int) -> RowCache:
         """A cache for `num_slots` rows of up to `max_length` entries, rejected ones included."""

@@ -125,6 +125,7 @@ class Proposer(ReadsNoFeatures, ABC):
     has_confidence: ClassVar[bool] = False
     revision: ClassVar[None] = None
     sha256: ClassVar[None] = None
+    config_sha256: ClassVar[None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from model_loaders.files import sha256_of
 from pipeline.files import flush_folder
 from pipeline.jobs.folder import JobFolder, regular_size
 from pipeline.results.summary import Summary
@@ -117,11 +118,14 @@ class Journal:
 
 
 def is_whole(path: Path, entry: Entry) -> bool:
-    """Whether a shard's file has the size and the rows that the journal says, and Parquet's footer."""
+    """Whether a shard's file has the size, the content and the rows that the journal says."""
     if regular_size(path) != entry.size:
         return False
     try:
-        return pq.read_metadata(path).num_rows == Summary.from_dict(entry.summary).num_rollouts
+        return (
+            sha256_of(path) == entry.sha256
+            and pq.read_metadata(path).num_rows == Summary.from_dict(entry.summary).num_rollouts
+        )
     except (pa.ArrowException, OSError):
         return False
 

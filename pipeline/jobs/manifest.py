@@ -87,9 +87,11 @@ class Manifest:
 
 
 def part_sha256(value: Any) -> str:
-    """The hash of a part: of the file, where it has a hash of its own; else of its JSON with sorted keys."""
+    """The hash of a part: the file's, of a model with its configuration's; else of its JSON with sorted keys."""
     if isinstance(value, dict) and isinstance(value.get("sha256"), str) and not value.get("num_weight_updates"):
-        return value["sha256"]
+        if value.get("config_sha256") is None:
+            return value["sha256"]
+        value = [value["sha256"], value["config_sha256"]]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -42,7 +42,8 @@ def contents(path: Path, place: int, number: int) -> Iterator[tuple[int, int, by
 
 def _rows(path: Path, place: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
     try:
-        with pq.ParquetFile(path) as file:
+        # Read ahead, all of the groups asked for would be in memory.
+        with pq.ParquetFile(path, pre_buffer=False) as file:
             names = file.schema_arrow.names
             if foreign := [name for name in names if name not in FIELDS]:
                 raise InvalidRequest(f"{os.fspath(path)}: columns {foreign}, expected only {', '.join(FIELDS)}")

@@ -17,7 +17,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "numba", "numba-cuda
 
 
 def describe(state: State, capabilities: Capabilities, params: Sequence[SamplingParams]) -> dict[str, Any]:
-    """Models with name, revision and file hash; options; the distinct parameters; dtype, device and versions.
+    """Models with name, revision and hashes of weights and configuration; options; the distinct parameters; dtype,
+    device and versions.
 
     A rollout's `params_index` points into "params", and its own seed stands beside it.
     """
@@ -34,7 +35,12 @@ def describe(state: State, capabilities: Capabilities, params: Sequence[Sampling
 
 
 def _model(model: Any) -> dict[str, Any]:
-    return {"name": model.name, "revision": model.revision, "sha256": model.sha256}
+    return {
+        "name": model.name,
+        "revision": model.revision,
+        "sha256": model.sha256,
+        "config_sha256": model.config_sha256,
+    }
 
 
 def package_versions(*others: str) -> dict[str, str]:
