@@ -156,8 +156,17 @@ def _held():
         "requests": sum(type(one) is Request for one in objects),
         "objects": len(objects),
         "host": psutil.Process().memory_info().rss,
-        "device": torch.cuda.memory_allocated() if torch.cuda.is_available() else 0,
+        "device": on_device(),
     }
+
+
+def on_device():
+    """Bytes in use on the CUDA device: tensors, and the kernels' arrays, which CuPy's pool holds."""
+    if not torch.cuda.is_available():
+        return 0
+    import cupy
+
+    return torch.cuda.memory_allocated() + cupy.get_default_memory_pool().used_bytes()
 
 
 def main():
