@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline import InvalidRequest, SamplingParams
 from pipeline.audit import audit
-from tests import pipes
+from tests import engines, pipes
 from tests.strategies import fuzz
 from tests.test_stopping import EOS, EOS_ID, TOKENIZER, ForcedDrafts, forced
 
@@ -286,3 +286,24 @@ def test_any_ends_cut_where_the_definitions_say(
     assert text is None or rollout.text == text
     assert len(rollout.sampling_mask) == len(rollout.logprobs) == len(rollout.top_logprobs.ids) == n
     assert np.isfinite(rollout.logprobs).all()
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "dflash", "dspark vanilla", "ngram"])
+def test_stop_strings_cut_audits_too(kind):
+    """On every path, behind `min_new_tokens`, with the audit's own derivation of what is left."""
+    params = SamplingParams(
+        n=30, stop=["ab", "cc"], min_new_tokens=4, max_new_tokens=24, logit_bias=dict.fromkeys(BYTE.values(), 8.0),
+        **RECORDED,
+    )  # fmt: skip
+    rollouts = engines.pipe(kind, "eager", max_batch=8).generate([[5, 6, 7], [9, 8]], params)
+    for rollout in rollouts:
+        n = len(rollout.token_ids)
+        assert_cut_at(rollout, n)
+        assert n >= 4
+        whole = TOKENIZER.decode(rollout.token_ids)
+        assert (rollout.finish_reason == "stop") == whole.endswith(("ab", "cc"))
+        if rollout.finish_reason == "stop":
+            assert rollout.text == whole[:-2]
+    assert sum(rollout.finish_reason == "stop" for rollout in rollouts) > 20
+    if kind == "ngram":  # random drafts know nothing of the bias
+        assert sum(rollout.num_accepted.sum() for rollout in rollouts) > 10
