@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -190,6 +192,35 @@ def test_an_interrupted_command_goes_on_where_it_was(tmp_path, monkeypatch, caps
     assert " tokens/s after 3 in earlier runs\n" in shown
     assert [r.prompt_index for shard in read(out) for r in shard] == list(range(6))
     assert command.main(given) == command.DONE  # nothing is left to do
+
+
+def test_control_c_ends_a_process_that_goes_on_when_started_again(tmp_path):
+    """A real SIGINT in the middle of a job; until then its bar told rate and time left."""
+    given, out = arguments(
+        tmp_path, "--shard-size", "2", "--progress", draft=False, lines=[{"prompt": f"p{i}"} for i in range(400)]
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *given],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while len(list(out.glob("*.parquet"))) < 5 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == command.INTERRUPTED, shown
+    assert "Traceback" not in shown
+    assert "shards are left: run the same command again" in shown
+    assert re.search(r"\d+:\d\d<\d+:\d\d, +[\d.]+", shown), shown[-2000:]
+    assert 5 <= len(read(out)) < 200
+    assert command.main(given) == command.DONE
+    assert [r.prompt_index for shard in read(out) for r in shard] == list(range(400))
 
 
 def test_workers_are_handed_what_was_asked_for(tmp_path, monkeypatch, capsys):
