@@ -19,7 +19,7 @@ one round's results to the next's, "host" what of it the host didn't wait for re
 tokens out, which prefills yield. "peak" is the device memory a method took for a batch size beyond the models' weights,
 its graphs' included. "gpu_busy" is the share of the later half of a profiled run in which the device ran a kernel or a
 copy, "in_rounds" that in which it was between the begin and the end of a graph, by events, and "kernels_in_rounds" how
-much of the time in graphs, unprofiled, the kernels of the profiled run would fill: the rest is between two kernels.
+much of the time in graphs, unprofiled, those kernels fill that the profiler has a record of: the least that it can be.
 
 Then transformers' generate (greedy, the same prompts); masks on against off: batch 32, 512 tokens, alternating runs;
 masks of top-p 0.95 alone against those with a top_k of 1,024 beside it, the same way, at temperature 0.7; and 98,304

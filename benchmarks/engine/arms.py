@@ -90,7 +90,7 @@ class Arm:
 
     def profile(self) -> None:
         """Note the share of a run in which the device ran a kernel or a copy, as the profiler slows it, and how much of
-        the time in rounds, as it was without the profiler, the kernels take."""
+        the time in rounds, as it was without the profiler, such kernels take: at least, as records may get lost."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             self._short_run()
             synchronize()

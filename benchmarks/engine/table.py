@@ -51,7 +51,10 @@ def _costs(arms: dict[str, Any], peak_gb: dict[str, float]) -> list[str]:
     shown = {name: arm for name, arm in arms.items() if "in_rounds" in arm}
     if not shown:
         return []
-    lines = ["| | host, ms a round | in rounds | kernels in rounds | peak memory, GB |", "|---|---|---|---|---|"]
+    lines = [
+        "| | host, ms a round | in rounds | kernels in rounds, at least | peak memory, GB |",
+        "|---|---|---|---|---|",
+    ]
     for name, arm in shown.items():
         method, batch = name.split(", ", 1)[0], name.rsplit(", ", 1)[1]
         busy, peak = arm.get("kernels_in_rounds"), peak_gb.get(f"{method}, {batch}")

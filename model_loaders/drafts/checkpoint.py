@@ -39,7 +39,8 @@ METHODS: dict[type[DraftConfig], tuple[Any, type[BlockDraft]]] = {
     DFlash2Config: (DFlash2Module, DFlash2Draft),
 }
 
-SPECFORGE, DEEPSPEC = DSPARK_LAYOUTS = ("specforge", "deepspec")
+DEEPSPEC = "deepspec"
+DSPARK_LAYOUTS = ("specforge", DEEPSPEC)
 """What a DSpark draft can be written in: without the target's embedding and head, or with copies of them."""
 
 

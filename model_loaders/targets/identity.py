@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
 from typing import Any
 
 _VOLATILE = {"transformers_version", "dtype", "torch_dtype", "architectures"}
@@ -29,10 +28,9 @@ def tokenizer_text(tokenizer: Any | None) -> str:
     return json.dumps({name: value for name, value in held.items() if name not in _STATE}, sort_keys=True)
 
 
-def identity_sha256(texts: Collection[str], chat_template: Any, eos_token_ids: Collection[int]) -> str:
-    """SHA-256 of all of it, as hex."""
-    whole = [*texts, json.dumps(chat_template, sort_keys=True, default=str), json.dumps(sorted(eos_token_ids))]
-    return hashlib.sha256("\n".join(whole).encode()).hexdigest()
+def sha256_of_parts(*parts: Any) -> str:
+    """SHA-256, as hex, of what JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _steady(held: Any) -> Any:

@@ -20,7 +20,7 @@ from model_loaders.layers.packed_linear import has_packed
 from model_loaders.layers.taps import LayerTaps
 from model_loaders.targets.causal_masks import CausalMasks
 from model_loaders.targets.checkpoint import TOKENIZER_FILES
-from model_loaders.targets.identity import config_text, identity_sha256, tokenizer_text
+from model_loaders.targets.identity import config_text, sha256_of_parts, tokenizer_text
 from model_loaders.targets.model_facts import decoder_layers, eos_token_ids, probe
 from model_loaders.targets.weights import copy_weights, sha256_of_all
 
@@ -112,12 +112,12 @@ class Target:
 
         It doesn't depend on the folder, the dtype or the device.
         """
-        template = getattr(self.tokenizer, "chat_template", None)
-        return identity_sha256(self._texts, template, self.eos_token_ids)
+        template = getattr(self.tokenizer, "chat_template", None)  # which users may set
+        return sha256_of_parts(self._loaded_sha256, template, sorted(self.eos_token_ids))
 
     @cached_property
-    def _texts(self) -> tuple[str, str]:
-        return config_text(self.model.config), tokenizer_text(self.tokenizer)
+    def _loaded_sha256(self) -> str:
+        return sha256_of_parts(config_text(self.model.config), tokenizer_text(self.tokenizer))
 
     def new_cache(self, num_slots: int, max_length: int) -> RowCache:
         """A cache for `num_slots` rows of up to `max_length` entries, rejected ones included."""
