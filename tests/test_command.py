@@ -199,8 +199,11 @@ def test_control_c_ends_a_process_that_goes_on_when_started_again(tmp_path):
     given, out = arguments(
         tmp_path, "--shard-size", "2", "--progress", draft=False, lines=[{"prompt": f"p{i}"} for i in range(400)]
     )
+    # As from a terminal: what a script starts in its background ignores the signal, and so do its children.
+    heeding = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    started = f"import runpy, signal; {heeding}; runpy.run_module('pipeline', run_name='__main__', alter_sys=True)"
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *given],
+        [sys.executable, "-c", started, *given],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
