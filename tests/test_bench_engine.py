@@ -154,7 +154,7 @@ def test_what_there_is_no_time_for_is_said(tmp_path, monkeypatch):
     assert figures["not_run"] == ["loading the target"]
     assert figures["arms"] == {}
     monkeypatch.setattr(measure, "PROFILING_SECONDS", 1e6)
-    assert main(command(tmp_path, "--no-compiled-peer")) == 0
+    assert main(command(tmp_path, "--no-compiled-peer", "--seconds", "1000")) == 0
     figures = json.loads((tmp_path / "engine.json").read_text())["figures"]
     assert {"soak", EAGER, "masks on and off, own"} <= set(figures["not_run"])
     assert figures["dtype"] == "torch.float32"

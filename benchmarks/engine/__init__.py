@@ -2,24 +2,24 @@
 
     python -m benchmarks.engine [--target demo] [--draft demo [NAME=FOLDER ...]] [--prompts FILE ...]
                                 [--batches 8 32 1] [--tokens 256] [--temperatures 1 0] [--settings ...] [--repeats 3]
-                                [--compile] [--proposal auto] [--peer-batch 8] [--peer-tokens 32]
+                                [--compile] [--proposal auto] [--peer-batch 8] [--peer-tokens 256]
                                 [--no-compiled-peer] [--on-off-rounds 6] [--unbounded-rounds 6] [--soak 98304]
-                                [--seconds 240] [--results FOLDER] [--device cuda]
+                                [--seconds S] [--results FOLDER] [--device cuda]
     python -m benchmarks.engine --table [--into FILE]
 
 Settings of an arm: "off": top-k 64 and top-p 0.95, nothing recorded; "top-K 32" and "top-K 128": supports of that many
 tokens recorded with their log-probabilities; "filtered": supports of top-p 0.95 on the 1,024 likeliest. A run asks as
-many of the demo's questions as there are slots and ignores EOS; with --prompts it asks four times as many prompts, one
-of each file in turn, and they end where they end. Sampled at temperature 1, the drafts proposed as `proposal` says
+many of the demo's questions as there are slots and ignores EOS; with --prompts it asks twelve times as many prompts,
+one of each file in turn, and they end where they end. Sampled at temperature 1, the drafts proposed as `proposal` says
 ("auto": drawn); greedy beside it. The first batch size runs at every temperature, the others at the first.
 
 The arms of a batch size, a temperature and a setting run in turn, so a slow spell hits all of them; runs in which a
 shape was new don't count; a rate is the median of the others, prefill counted in. "ms a round" is the median time from
 one round's results to the next's, "host" what of it the host didn't wait for results; "tokens a round" leaves the first
 tokens out, which prefills yield. "peak" is the device memory a method took for a batch size beyond the models' weights,
-its graphs' included. "gpu_busy" is the share of the later half of a profiled run in which the device ran a kernel or a
-copy, "in_rounds" that in which it was between the begin and the end of a graph, by events, and "kernels_in_rounds" how
-much of the time in graphs, unprofiled, those kernels fill that the profiler has a record of: the least that it can be.
+its graphs' included. "in_rounds" is the share of the later half of a short run in which the device was between the
+begin and the end of a graph, by events, and "kernels_in_rounds" how much of the time in graphs, unprofiled, kernels and
+copies fill by the profiler's records: the least that it can be, since it loses some.
 
 Then transformers' generate (greedy, the same prompts); masks on against off: batch 32, 512 tokens, alternating runs;
 masks of top-p 0.95 alone against those with a top_k of 1,024 beside it, the same way, at temperature 0.7; and 98,304

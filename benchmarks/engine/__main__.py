@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--on-off-batch", type=int, default=32)
     parser.add_argument("--on-off-tokens", type=int, default=512)
     parser.add_argument("--soak", type=int, default=98304, help="tokens; 0: none")
-    parser.add_argument("--seconds", type=float, default=240, help="begin nothing new after this long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this long")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--device", default="cuda", help="cpu: without graphs, to try it out")
     parser.add_argument("--table", action="store_true", help="print the tables of the results instead")

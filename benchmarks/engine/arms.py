@@ -29,7 +29,6 @@ class Arm:
         self.runs: list[dict[str, float]] = []
         self.shares: dict[str, float] = {}
         self._warm_ups = 0
-        self._ms_in_rounds = 0.0
 
     def run(self) -> None:
         """Generate, and note the rate and what a round took; a run that met a new shape doesn't count."""
@@ -37,7 +36,7 @@ class Arm:
         with receiving() as received:
             synchronize()
             started = time.perf_counter()
-            rollouts = self._generate(self.params)
+            rollouts = self._generate(self.prompts, self.params)
             synchronize()
             seconds = time.perf_counter() - started
         if rollouts.failed:
@@ -79,36 +78,40 @@ class Arm:
 
     def time_rounds(self) -> None:
         """Note the share of a run in which the device was in a round's or a prompt's graph, by events."""
-        with graph_events() as events:
-            self._short_run()
-            synchronize()
-        if len(events) > 2:
-            first = events[0][0]
-            spans = [(first.elapsed_time(start), first.elapsed_time(end)) for start, end in events]
+        spans = self._graph_spans(self.prompts)
+        if len(spans) > 2:
             self.shares["in_rounds"] = share_of_later_half(spans)
-            self._ms_in_rounds = sum(stop - start for start, stop in spans)
 
     def profile(self) -> None:
-        """Note the share of a run in which the device ran a kernel or a copy, as the profiler slows it, and how much of
-        the time in rounds, as it was without the profiler, such kernels take: at least, as records may get lost."""
+        """Note how much of the time in graphs, as it was without the profiler, kernels and copies take.
+
+        Of one wave of prompts: the profiler loses records of long runs.
+        """
+        wave = self.prompts[: self.pipe.state.options.max_batch]
+        for _ in range(2):  # the first meets new shapes
+            in_graphs = covered(self._graph_spans(wave))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            self._short_run()
-            synchronize()
+            self._short_run(wave)
         device = torch.autograd.DeviceType.CUDA
         spans = [(e.time_range.start, e.time_range.end) for e in profiler.events() if e.device_type == device]
-        if not spans:
-            raise RuntimeError("spans=[], expected the profiler to have seen the device")
-        self.shares["gpu_busy"] = share_of_later_half(spans)
-        if self._ms_in_rounds:
-            self.shares["kernels_in_rounds"] = covered(spans) / 1e3 / self._ms_in_rounds
+        if not spans or not in_graphs:
+            raise RuntimeError(f"spans={len(spans)}, in_graphs={in_graphs}, expected the device to have been seen")
+        self.shares["kernels_in_rounds"] = covered(spans) / 1e3 / in_graphs
 
-    def _short_run(self) -> None:
-        self._generate(dataclasses.replace(self.params, max_new_tokens=PROFILED_TOKENS))
+    def _graph_spans(self, prompts: Sequence[Any]) -> list[tuple[float, float]]:
+        """When the graphs of a short run began and ended, in ms."""
+        with graph_events() as events:
+            self._short_run(prompts)
+        return [(events[0][0].elapsed_time(start), events[0][0].elapsed_time(end)) for start, end in events]
 
-    def _generate(self, params: SamplingParams) -> Rollouts:
+    def _short_run(self, prompts: Sequence[Any]) -> None:
+        self._generate(prompts, dataclasses.replace(self.params, max_new_tokens=PROFILED_TOKENS))
+        synchronize()
+
+    def _generate(self, prompts: Sequence[Any], params: SamplingParams) -> Rollouts:
         """Each prompt by coins of its own: by the same ones all would be accepted or rejected together."""
-        seeded = [dataclasses.replace(params, seed=seed) for seed in range(len(self.prompts))]
-        return self.pipe.generate(self.prompts, seeded)
+        seeded = [dataclasses.replace(params, seed=seed) for seed in range(len(prompts))]
+        return self.pipe.generate(prompts, seeded)
 
 
 def share_of_later_half(spans: Iterable[tuple[float, float]]) -> float:

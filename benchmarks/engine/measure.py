@@ -223,5 +223,5 @@ def line(name: str, arm: Arm) -> str:
             f"{arm.rate:9.1f} tokens/s, {figures['tokens_a_round']:5.2f} a round of {figures['ms_a_round']:6.2f} ms, "
             f"host {figures['host_ms_a_round']:5.2f} ms"
         )
-    parts += [f"{share} {figures[share]:5.1%}" for share in ("in_rounds", "gpu_busy") if share in figures]
+    parts += [f"{share} {figures[share]:5.1%}" for share in ("in_rounds", "kernels_in_rounds") if share in figures]
     return " ".join(parts)

@@ -1,6 +1,6 @@
 """The CUDA kernels against plain torch and FlashInfer, on one GPU in one run.
 
-python -m benchmarks.kernels [--quick] [--seconds 150] [--no-peers]     measure; benchmarks/results/kernels.json
+python -m benchmarks.kernels [--quick] [--seconds S] [--no-peers]       measure; benchmarks/results/kernels.json
 python -m benchmarks.kernels --table [--into README.md]                 the Markdown tables of that file
 
 A round is `batch` requests of 8 rows. Its logits are N(0, 3), or peaked: 64 likely tokens above N(., 2.5) that weigh

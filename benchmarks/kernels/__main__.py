@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ def main() -> None:
     """Measure, or print the tables of what was measured."""
     parser = argparse.ArgumentParser(description=kernels.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two shapes, three settings; nothing is written")
-    parser.add_argument("--seconds", type=float, default=150, help="begin nothing new after this long (default 150)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this long")
     parser.add_argument("--no-peers", action="store_true", help="only the library")
     parser.add_argument("--table", action="store_true", help="print the tables of the results instead")
     parser.add_argument("--into", type=Path, metavar="FILE", help="with --table: put them between FILE's markers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.kernels.cases import WIDTH
@@ -11,7 +12,10 @@ _ABSENT = "–"
 
 
 def tables(report: dict[str, Any]) -> str:
-    """Both tables of a report that benchmarks.report has written, with what they were measured on."""
+    """The tables of a report that benchmarks.report has written, with what they were measured on.
+
+    The first shape's stages beside the peers; every shape against every setting; how many times faster than the peers.
+    """
     figures, machine, versions = report["figures"], report["machine"], report["versions"]
     packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "flashinfer-python") if name in versions)
     head = (
@@ -20,7 +24,9 @@ def tables(report: dict[str, Any]) -> str:
         f"{figures['empty_graph_us']:.1f} us. Microseconds a round, medians."
     )
     cases = figures["cases"]
-    return "\n".join([head, "", *_against_peers(cases), "", *_settings(cases)])
+    first = [case for case in cases if _shape(case)[1:] == _shape(cases[0])[1:]]
+    parts = [head, "", *_against_peers(first), "", *_settings(cases)]
+    return "\n".join([*parts, "", *faster] if (faster := _times_faster(cases)) else parts)
 
 
 def _against_peers(cases: list[dict[str, Any]]) -> list[str]:
@@ -53,25 +59,48 @@ def _against_peers(cases: list[dict[str, Any]]) -> list[str]:
 
 def _settings(cases: list[dict[str, Any]]) -> list[str]:
     """Every shape against every setting: the whole round, and how many times the floor it is."""
-    shapes = list(dict.fromkeys((_rows(case), _logits(case)) for case in cases))
+
+    def cell(case: dict[str, Any]) -> str:
+        last = _last(case["specmask"])
+        return f"{_time(last)} ({last / case['floor_us']:.1f})" if last else _ABSENT
+
+    return _grid("whole round, us (x floor)", cases, cell)
+
+
+def _times_faster(cases: list[dict[str, Any]]) -> list[str]:
+    """Every shape against every setting that the peers ran too: their faster order's time over the library's."""
+
+    def cell(case: dict[str, Any]) -> str:
+        last = _last(case["specmask"])
+        peers = {peer: time for peer in _PEERS if (time := _last(case.get(peer, {})))}
+        in_torch = peers.pop("torch", None)
+        faster = [f"{time / last:.1f}" if time and last else _ABSENT for time in (_least(peers), in_torch)]
+        return " / ".join(faster)
+
+    measured = [case for case in cases if any(_last(case.get(peer, {})) for peer in _PEERS)]
+    return _grid("times faster than FlashInfer / torch", measured, cell) if measured else []
+
+
+def _least(peers: dict[str, float]) -> float | None:
+    return min(peers.values(), default=None)
+
+
+def _grid(title: str, cases: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> list[str]:
     settings = list(dict.fromkeys(_setting(case) for case in cases))
-    lines = ["| whole round, us (x floor) | " + " | ".join(settings) + " |", "|---|" + "---|" * len(settings)]
-    for rows, logits in shapes:
-        cells = [f"{rows}, {logits}"]
-        for setting in settings:
-            found = [c for c in cases if (_rows(c), _logits(c), _setting(c)) == (rows, logits, setting)]
-            last = _last(found[0]["specmask"]) if found else None
-            cells.append(f"{_time(last)} ({last / found[0]['floor_us']:.1f})" if last else _ABSENT)
+    lines = [f"| {title} | " + " | ".join(settings) + " |", "|---|" + "---|" * len(settings)]
+    for shape in dict.fromkeys(_shape(case) for case in cases):
+        found = {_setting(case): cell(case) for case in cases if _shape(case) == shape}
+        cells = [f"{shape[0] * WIDTH} x {shape[1]:,}, {shape[2]}", *(found.get(one, _ABSENT) for one in settings)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
+def _shape(case: dict[str, Any]) -> tuple[int, int, str]:
+    return case["batch"], case["vocabulary"], case["dtype"] + (", peaked" if case.get("logits") == "peaked" else "")
+
+
 def _rows(case: dict[str, Any]) -> str:
     return f"{case['batch'] * WIDTH} x {case['vocabulary']:,}"
-
-
-def _logits(case: dict[str, Any]) -> str:
-    return case["dtype"] + (", peaked" if case.get("logits") == "peaked" else "")
 
 
 def _setting(case: dict[str, Any]) -> str:
