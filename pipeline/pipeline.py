@@ -306,11 +306,11 @@ class SpeculativePipeline:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _run(self, call: Call, progress: bool) -> None:
-        most, tokens, started = self.state.options.max_batch, 0, time.perf_counter()
+        most, tokens, started, due = self.state.options.max_batch, 0, time.perf_counter(), 0
         with tqdm(total=call.num_open, disable=not progress, unit="sample") as bar:
             while call.num_open:
-                for _ in range(1 if self.state.running else call.num_coming):
-                    if not call.num_coming or len(self.state.waiting) >= most:
+                for _ in range(min(due, call.num_coming) if self.state.running else call.num_coming):
+                    if len(self.state.waiting) >= most:
                         break
                     call.queue(self.capabilities)
                 if not self.has_work:  # all that were left are refused
@@ -318,6 +318,7 @@ class SpeculativePipeline:
                 step = self._stepper.step(False, call.encode_next)
                 others = [r for request, r in step.ended if not call.take(request.prompt.ticket, r)]
                 self._unclaimed.extend(others)
+                due = max(1, len(step.ended))  # so that those who wait don't become fewer
                 tokens += step.num_tokens
                 bar.update(bar.total - call.num_open - bar.n)
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - started):.0f} tokens/s", refresh=False)

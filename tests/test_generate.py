@@ -543,3 +543,16 @@ def test_a_top_k_beyond_any_vocabulary():
     rollout = pipes.pipe().generate([[1, 2]], replace(SAMPLED, top_k=2**40))[0]
     unbounded = pipes.pipe().generate([[1, 2]], replace(SAMPLED, top_k=None))[0]
     assert rollout.token_ids.tolist() == unbounded.token_ids.tolist()
+
+
+@pytest.mark.parametrize("engine", ["eager", "overlapped"])
+def test_as_many_prompts_come_in_as_samples_end(engine, monkeypatch):
+    """Beside a long output 90 short ones pass through 15 slots; a batch mustn't thin out when many end in a round."""
+    pipe = pipes.pipe(False, max_batch=16, engine=engine)
+    rounds, step = [], pipe._stepper.step
+    monkeypatch.setattr(pipe._stepper, "step", lambda *arguments: rounds.append(step(*arguments)) or rounds[-1])
+    params = [replace(SAMPLED, max_new_tokens=2 if i else 60) for i in range(91)]
+    rollouts = pipe.generate([[i + 1, 2] for i in range(91)], params)
+    assert [len(rollout.token_ids) for rollout in rollouts] == [60] + [2] * 90
+    # One prompt a round would take more than 75 rounds.
+    assert max(i for i, one in enumerate(rounds[:-1]) if one.ended) < 40

@@ -17,7 +17,7 @@ The arms of a batch size, a temperature and a setting run in turn, so a slow spe
 shape was new don't count; a rate is the median of the others, prefill counted in. "ms a round" is the median time from
 one round's results to the next's, "host" what of it the host didn't wait for results; "tokens a round" leaves the first
 tokens out, which prefills yield. "peak" is the device memory a method took for a batch size beyond the models' weights,
-its graphs' included. "in_rounds" is the share of the later half of a short run in which the device was between the
+its graphs' included. "in_rounds" is the share of the later half of a run in which the device was between the
 begin and the end of a graph, by events, and "kernels_in_rounds" how much of the time in graphs, unprofiled, kernels and
 copies fill by the profiler's records: the least that it can be, since it loses some.
 

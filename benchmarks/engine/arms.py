@@ -78,7 +78,7 @@ class Arm:
 
     def time_rounds(self) -> None:
         """Note the share of a run in which the device was in a round's or a prompt's graph, by events."""
-        spans = self._graph_spans(self.prompts)
+        spans = self._graph_spans(self.prompts, self.params)
         if len(spans) > 2:
             self.shares["in_rounds"] = share_of_later_half(spans)
 
@@ -88,25 +88,24 @@ class Arm:
         Of one wave of prompts: the profiler loses records of long runs.
         """
         wave = self.prompts[: self.pipe.state.options.max_batch]
+        params = dataclasses.replace(self.params, max_new_tokens=PROFILED_TOKENS)
         for _ in range(2):  # the first meets new shapes
-            in_graphs = covered(self._graph_spans(wave))
+            in_graphs = covered(self._graph_spans(wave, params))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            self._short_run(wave)
+            self._generate(wave, params)
+            synchronize()
         device = torch.autograd.DeviceType.CUDA
         spans = [(e.time_range.start, e.time_range.end) for e in profiler.events() if e.device_type == device]
         if not spans or not in_graphs:
             raise RuntimeError(f"spans={len(spans)}, in_graphs={in_graphs}, expected the device to have been seen")
         self.shares["kernels_in_rounds"] = covered(spans) / 1e3 / in_graphs
 
-    def _graph_spans(self, prompts: Sequence[Any]) -> list[tuple[float, float]]:
-        """When the graphs of a short run began and ended, in ms."""
+    def _graph_spans(self, prompts: Sequence[Any], params: SamplingParams) -> list[tuple[float, float]]:
+        """When the graphs of a run began and ended, in ms."""
         with graph_events() as events:
-            self._short_run(prompts)
+            self._generate(prompts, params)
+            synchronize()
         return [(events[0][0].elapsed_time(start), events[0][0].elapsed_time(end)) for start, end in events]
-
-    def _short_run(self, prompts: Sequence[Any]) -> None:
-        self._generate(prompts, dataclasses.replace(self.params, max_new_tokens=PROFILED_TOKENS))
-        synchronize()
 
     def _generate(self, prompts: Sequence[Any], params: SamplingParams) -> Rollouts:
         """Each prompt by coins of its own: by the same ones all would be accepted or rejected together."""

@@ -79,6 +79,8 @@ def sample_seeds(seed: int, n: int) -> list[int]:
         raise ValueError(f"seed={seed}, expected 0..2^64-1")
     if n < 1:
         raise ValueError(f"n={n}, expected at least 1")
+    if n == 1:
+        return [seed]
     low, high = _words(np.arange(1, n))
     counter = np.stack([low, high, np.full_like(low, SAMPLE), np.zeros_like(low)], -1)
     words = philox_4x32(counter, np.concatenate(_words(np.array([seed], np.uint64)))).astype(np.uint64)

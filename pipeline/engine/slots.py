@@ -14,25 +14,8 @@ from pipeline.batch.request import Request
 
 _ANCHOR, _START, _GENERATED, _REMAINING, _SEED = range(5)
 _PHASE, _NUM_DRAFTS = range(2)
-
-
-class _Policies:
-    """The slots' policies, for so many rows a slot; of the first slots each column is one piece of memory."""
-
-    def __init__(self, num_slots: int, rows: int, device: torch.device):
-        self.rows = rows
-        # Temperature, top_k, top_p and min_p: their bits, so that one kernel writes all of them.
-        self.bits = torch.zeros(4, num_slots, rows, dtype=torch.int32, device=device)
-        self.bits[2].view(torch.float32).fill_(1.0)
-
-    def write(self, at: torch.Tensor, bits: torch.Tensor) -> None:
-        """Put policies, int32 [4, n], into n slots."""
-        self.bits.index_copy_(1, at, bits.unsqueeze(2).expand(-1, -1, self.rows))
-
-    def of(self, batch: int) -> list[torch.Tensor]:
-        """temperature, top_k, top_p, min_p, [batch * rows] each."""
-        columns = [column[:batch].reshape(-1) for column in self.bits]
-        return [column if i == 1 else column.view(torch.float32) for i, column in enumerate(columns)]
+_LONGS, _INTS, _POLICY = 5, 2, 4
+_HEAD = 2 * _LONGS + _INTS  # words of a slot before its policies
 
 
 @dataclass(frozen=True)
@@ -76,7 +59,10 @@ class Slot:
 
 
 class Slots:
-    """The slots' state, a column a slot; rounds move it on, the host writes whole slots between rounds.
+    """The slots' state; rounds move it on, the host writes whole slots between rounds.
+
+    A field of the first slots is one piece of memory, as kernels take it. All fields but one lie in one tensor, so that
+    one kernel writes whole slots: launches are what a change of slots costs the host.
 
     Args:
         num_slots: S.
@@ -86,41 +72,50 @@ class Slots:
 
     def __init__(self, num_slots: int, width: int, device: torch.device):
         self.num_slots, self.width, self.device = num_slots, width, device
-        self._longs = torch.zeros(5, num_slots, dtype=torch.int64, device=device)
-        self._ints = torch.zeros(2, num_slots, dtype=torch.int32, device=device)
-        self._policies = {rows: _Policies(num_slots, rows, device) for rows in {1, max(width - 1, 1), width}}
+        repeats = sorted({1, max(width - 1, 1), width})
+        sizes = [2 * _LONGS, _INTS, *(_POLICY * rows for rows in repeats)]
+        self._words = torch.zeros(sum(sizes) * num_slots, dtype=torch.int32, device=device)
+        longs, ints, *policies = self._words.split([size * num_slots for size in sizes])
+        self._longs = longs.view(torch.int64).view(_LONGS, num_slots)
+        self._ints = ints.view(_INTS, num_slots)
+        # Temperature, top_k, top_p and min_p: their bits.
+        self._policies = {
+            rows: bits.view(_POLICY, num_slots, rows) for rows, bits in zip(repeats, policies, strict=True)
+        }
+        for bits in self._policies.values():
+            bits[2].view(torch.float32).fill_(1.0)
         self._wanted = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        # Where a slot's words are, [S, words a slot], and which policy word each of the last is.
+        places, begin = [], 0
+        for fields, words in ((_LONGS, 2), (_INTS, 1), *((_POLICY, rows) for rows in repeats)):
+            there = begin + np.arange(fields * num_slots * words).reshape(fields, num_slots, words)
+            places.append(there.transpose(1, 0, 2).reshape(num_slots, -1))
+            begin += there.size
+        self._places = np.concatenate(places, 1)
+        self._repeated = np.concatenate([np.repeat(np.arange(_POLICY), rows) for rows in repeats])
 
     def write(self, slots: Mapping[int, Slot]) -> None:
         """Put these in their places, behind what is queued."""
         if not slots:
             return
-        rows = list(slots.values())
-        longs = np.array([[row.anchor, row.start, row.generated, row.remaining, 0] for row in rows], np.int64).T
-        longs[_SEED] = np.array([row.seed for row in rows], np.uint64).view(np.int64)
-        reals = np.array([[row.temperature, 0, row.top_p, row.min_p] for row in rows], np.float32).T
-        policies = np.ascontiguousarray(reals).view(np.int32)
-        policies[1] = [row.top_k for row in rows]
-        at, columns, ints, bits, wanted = send_all(
-            (
-                np.array(list(slots), np.int64),
-                longs,
-                np.array([[row.phase, row.num_drafts] for row in rows], np.int32).T,
-                policies,
-                np.array([row.wanted for row in rows], np.bool_),
-            ),
-            self.device,
-        )
-        self._longs.index_copy_(1, at, columns)
-        self._ints.index_copy_(1, at, ints)
-        for stored in self._policies.values():
-            stored.write(at, bits)
-        self._wanted.index_copy_(0, at, wanted)
+        rows, at = list(slots.values()), np.array(list(slots), np.int64)
+        words = np.empty((len(rows), self._places.shape[1]), np.int32)
+        longs = np.array([[row.anchor, row.start, row.generated, row.remaining, 0] for row in rows], np.int64)
+        longs[:, _SEED] = np.array([row.seed for row in rows], np.uint64).view(np.int64)
+        policies = np.array([[row.temperature, 0, row.top_p, row.min_p] for row in rows], np.float32).view(np.int32)
+        policies[:, 1] = [row.top_k for row in rows]
+        words[:, : 2 * _LONGS] = longs.view(np.int32)
+        words[:, 2 * _LONGS : _HEAD] = [[row.phase, row.num_drafts] for row in rows]
+        words[:, _HEAD:] = policies[:, self._repeated]
+        wanted = np.array([row.wanted for row in rows], np.bool_)
+        sent = send_all((self._places[at].ravel(), words.ravel(), at, wanted), self.device)
+        self._words.index_copy_(0, *sent[:2])
+        self._wanted.index_copy_(0, *sent[2:])
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot to another as it is on the device, which may be ahead of what the host has read."""
-        for tensor in (self._longs, self._ints, *(stored.bits for stored in self._policies.values())):
-            tensor[:, target].copy_(tensor[:, source])
+        there, here = send_all((self._places[source], self._places[target]), self.device)
+        self._words.index_copy_(0, here, self._words[there])
         self._wanted[target].copy_(self._wanted[source])
 
     def anchors(self, batch: int) -> torch.Tensor:
@@ -153,7 +148,8 @@ class Slots:
 
     def policy(self, batch: int, rows: int) -> list[torch.Tensor]:
         """temperature, top_k, top_p, min_p of every row, [batch * rows] each; rows: 1, width - 1 or width a slot."""
-        return self._policies[rows].of(batch)
+        columns = [column[:batch].reshape(-1) for column in self._policies[rows]]
+        return [column if i == 1 else column.view(torch.float32) for i, column in enumerate(columns)]
 
     def progress(self, batch: int) -> gpu.Progress:
         """What `gpu.advance` moves on, of the first slots."""
