@@ -1,6 +1,7 @@
 """Tokens a second of the demo model: specmask's ordinary and speculative decoding beside transformers' generate.
 
-    python -m benchmarks.decode [--target demo] [--draft demo] [--tokens 128] [--repeats 5] [--device auto]
+    python -m benchmarks.decode [--target demo] [--draft demo ...] [--tokens 128] [--repeats 5] [--device auto]
+                               [--results FOLDER]
 
 The arms alternate within a repeat, so a slow spell of the machine hits all of them; the median of the repeats counts.
 All are greedy unless they say otherwise, with EOS ignored, on the same eight prompts: at batch 8 together, at batch 1
@@ -15,11 +16,12 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
 from model_loaders import Target, load_draft, load_target
 from model_loaders.targets.demo import demo_target_folder
 from pipeline import SamplingParams, SpeculativePipeline
@@ -30,29 +32,30 @@ def main() -> None:
     """Measure every arm, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--draft", default="demo")
+    parser.add_argument("--draft", nargs="+", default=["demo"], help="one or several, each by its method")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     options = parser.parse_args()
 
     target = load_target(options.target, device=options.device)
-    draft = load_draft(options.draft, target)
+    drafts = {draft.method: draft for draft in (load_draft(name, target) for name in options.draft)}
     prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = SamplingParams(temperature=0, max_new_tokens=options.tokens, ignore_eos=True)
     masked = SamplingParams(temperature=1.0, top_k=64, top_p=0.95, max_new_tokens=options.tokens, ignore_eos=True)
     recorded = dataclasses.replace(masked, return_sampling_mask=True, sampling_logprobs="support")
     arms: dict[str, Callable[[], float]] = {
-        "transformers generate, batch 1": transformers_rate(options.target, target, prompts, options.tokens),
-        "specmask ordinary, batch 1": specmask_rate(target, None, prompts, params, 1),
-        "specmask dflash, batch 1": specmask_rate(target, draft, prompts, params, 1),
-        "specmask ordinary, batch 8": specmask_rate(target, None, prompts, params, 8),
-        "specmask dflash, batch 8": specmask_rate(target, draft, prompts, params, 8),
-        "specmask ordinary, batch 8, sampled": specmask_rate(target, None, prompts, masked, 8),
-        "specmask ordinary, batch 8, sampled, masks": specmask_rate(target, None, prompts, recorded, 8),
-        "specmask dflash, batch 8, sampled": specmask_rate(target, draft, prompts, masked, 8),
-        "specmask dflash, batch 8, sampled, masks": specmask_rate(target, draft, prompts, recorded, 8),
+        "transformers generate, batch 1": transformers_rate(options.target, target, prompts, options.tokens)
     }
+    for setting, policy, batch in (
+        ("batch 1", params, 1),
+        ("batch 8", params, 8),
+        ("batch 8, sampled", masked, 8),
+        ("batch 8, sampled, masks", recorded, 8),
+    ):
+        for method, draft in {"ordinary": None, **drafts}.items():
+            arms[f"specmask {method}, {setting}"] = specmask_rate(target, draft, prompts, policy, batch)
     for run in arms.values():
         run()
     rates: dict[str, list[float]] = {name: [] for name in arms}
@@ -68,13 +71,14 @@ def main() -> None:
         "decode",
         {
             "target": options.target,
-            "draft": options.draft,
+            "drafts": {method: draft.sha256 for method, draft in drafts.items()},
             "dtype": str(target.dtype),
             "device": str(target.device),
             "tokens": options.tokens,
             "tokens_per_second": rates,
             "median": medians,
         },
+        options.results,
     )
 
 

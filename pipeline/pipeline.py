@@ -112,7 +112,7 @@ class SpeculativePipeline:
 
         Args:
             target: "demo", a hub name, a local folder (safetensors or GGUF) or a GGUF file.
-            draft: "demo" (DFlash), "demo-dspark" or "demo-dflash2" for the target "demo"; a hub name or a local folder
+            draft: "demo" (DSpark), "demo-dflash" or "demo-dflash2" for the target "demo"; a hub name or a local folder
                 of a draft for this target; "ngram": prompt lookup (`NgramProposer`), for a target without a draft; a
                 proposer of your own; None: ordinary decoding.
             device: "auto" (CUDA if there is one), "cpu" or "cuda".

@@ -478,7 +478,7 @@ def test_a_name_that_the_hub_does_not_have(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "rows"), [("demo", "dflash", 8), ("demo-dspark", "dspark", 7), ("demo-dflash2", "dflash2", 8)]
+    ("name", "method", "rows"), [("demo", "dspark", 7), ("demo-dflash", "dflash", 8), ("demo-dflash2", "dflash2", 8)]
 )
 def test_the_shipped_demo_drafts_are_the_cards(name, method, rows):
     """It loads for a target of the demo's size, is the file that the card names, and is small enough to ship."""

@@ -328,8 +328,8 @@ def test_a_draft_of_another_kind_is_refused_before_the_target_is_loaded(no_targe
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        ("", "draft='', expected 'demo', 'demo-dspark', 'demo-dflash2', a folder or a hub name"),
-        ("./nowhere", "no such folder; expected 'demo', 'demo-dspark', 'demo-dflash2', a folder or a hub name"),
+        ("", "draft='', expected 'demo', 'demo-dflash', 'demo-dflash2', a folder or a hub name"),
+        ("./nowhere", "no such folder; expected 'demo', 'demo-dflash', 'demo-dflash2', a folder or a hub name"),
         (ROOT / "tests", "config.json is missing"),
         (ROOT / "setup.cfg", "setup.cfg': a file, expected the folder of config.json and"),
         (pipes.target_folder, "architectures=['LlamaForCausalLM'], expected one of"),

@@ -47,24 +47,24 @@ def _arms(arms: dict[str, Any]) -> list[str]:
 
 
 def _costs(arms: dict[str, Any], peak_gb: dict[str, float]) -> list[str]:
-    """A row for each arm whose device time was looked at: what a round costs the host, and how busy the device is."""
-    shown = {name: arm for name, arm in arms.items() if "in_rounds" in arm}
-    if not shown:
+    """What a round costs the host, how busy the device is, and the memory: a row for each policy and batch size."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, arm in arms.items():
+        method, policy = name.split(", ", 1)
+        if "in_rounds" in arm:
+            host, busy = arm.get("host_ms_a_round"), arm.get("kernels_in_rounds")
+            cells = [_ABSENT if host is None else f"{host:.2f}", f"{arm['in_rounds']:.0%}"]
+            rows.setdefault(policy, {})[method] = ", ".join(cells if busy is None else [*cells, f"{busy:.0%}"])
+    if not rows:
         return []
-    lines = [
-        "| | host, ms a round | in rounds | kernels in rounds, at least | peak memory, GB |",
-        "|---|---|---|---|---|",
-    ]
-    for name, arm in shown.items():
-        method, batch = name.split(", ", 1)[0], name.rsplit(", ", 1)[1]
-        busy, peak = arm.get("kernels_in_rounds"), peak_gb.get(f"{method}, {batch}")
-        cells = [
-            f"{arm['host_ms_a_round']:.2f}" if "host_ms_a_round" in arm else _ABSENT,
-            f"{arm['in_rounds']:.1%}",
-            _ABSENT if busy is None else f"{busy:.0%}",
-            _ABSENT if peak is None else f"{peak:.2f}",
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    methods = list(dict.fromkeys(method for of_policy in rows.values() for method in of_policy))
+    titles = ["host, ms a round; in rounds; kernels in rounds, at least", *methods]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for policy, of_policy in rows.items():
+        lines.append(f"| {policy} | {' | '.join(of_policy.get(method, _ABSENT) for method in methods)} |")
+    for batch in dict.fromkeys(name.rsplit(", ", 1)[1] for name in peak_gb):
+        peaks = [f"{peak_gb[at]:.2f}" if (at := f"{method}, {batch}") in peak_gb else _ABSENT for method in methods]
+        lines.append(f"| peak memory, GB, {batch} | {' | '.join(peaks)} |")
     return lines
 
 

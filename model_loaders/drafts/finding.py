@@ -21,8 +21,8 @@ from model_loaders.files import read_json_object
 
 # The drafts shipped for the demo target, each a folder of this package.
 DEMO_DRAFTS = {
-    "demo": Path(__file__).parent.parent / "demo_draft",
-    "demo-dspark": Path(__file__).parent.parent / "demo_dspark",
+    "demo": Path(__file__).parent.parent / "demo_dspark",  # most tokens a round
+    "demo-dflash": Path(__file__).parent.parent / "demo_dflash",
     "demo-dflash2": Path(__file__).parent.parent / "demo_dflash2",
 }
 
