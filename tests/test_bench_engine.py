@@ -131,6 +131,10 @@ def test_the_whole_command_and_a_part_that_fails(tmp_path, monkeypatch):
     assert {name: len(sha256) for name, sha256 in figures["drafts"].items()} == {"own": 64}
     assert len(figures["arms"]) == 2 * (2 + 2)
     assert all(arm["tokens_a_round"] >= 1 and arm["ms_a_round"] > 0 for arm in figures["arms"].values())
+    for arm in figures["arms"].values():
+        [first], [slowest], [behind] = arm["ms_to_first"], arm["ms_of_slowest"], arm["ms_behind_last"]
+        assert min(first, slowest, behind) > 0
+        assert max(first, slowest) >= arm["ms_a_round"]
     for comparison in ("masks_on_over_off", "unbounded_over_bounded"):
         assert set(figures[comparison]) == {"ordinary", "own"}
     assert 1 <= figures["unbounded_over_bounded"]["own"]["support_mean"] <= pipes.target().vocab_size

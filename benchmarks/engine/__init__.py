@@ -16,10 +16,11 @@ one of each file in turn, and they end where they end. Sampled at temperature 1,
 The arms of a batch size, a temperature and a setting run in turn, so a slow spell hits all of them; runs in which a
 shape was new don't count; a rate is the median of the others, prefill counted in. "ms a round" is the median time from
 one round's results to the next's, "host" what of it the host didn't wait for results; "tokens a round" leaves the first
-tokens out, which prefills yield. "peak" is the device memory a method took for a batch size beyond the models' weights,
-its graphs' included. "in_rounds" is the share of the later half of a run in which the device was between the
-begin and the end of a graph, by events, and "kernels_in_rounds" how much of the time in graphs, unprofiled, kernels and
-copies fill by the profiler's records: the least that it can be, since it loses some.
+tokens out, which prefills yield; of every run "ms_to_first" is the time to the first results, "ms_of_slowest" the
+longest between two, and "ms_behind_last" what followed them. "peak" is the device memory a method took for a batch size
+beyond the models' weights, its graphs' included. "in_rounds" is the share of the later half of a run in which the
+device was between the begin and the end of a graph, by events, and "kernels_in_rounds" how much of the time in graphs,
+unprofiled, kernels and copies fill by the profiler's records: the least that it can be, since it loses some.
 
 Then transformers' generate (greedy, the same prompts); masks on against off: batch 32, 512 tokens, alternating runs;
 masks of top-p 0.95 alone against those with a top_k of 1,024 beside it, the same way, at temperature 0.7; and 98,304

@@ -38,7 +38,7 @@ class Arm:
             started = time.perf_counter()
             rollouts = self._generate(self.prompts, self.params)
             synchronize()
-            seconds = time.perf_counter() - started
+            ended = time.perf_counter()
         if rollouts.failed:
             raise RuntimeError(f"{len(rollouts.failed)} of {len(rollouts)} failed: {rollouts.failed[0].error}")
         if self._warm_ups < _MOST_WARM_UPS and (shapes(self.pipe) != before or not (before or self._warm_ups)):
@@ -46,12 +46,16 @@ class Arm:
             return
         rounds = [rollout.num_rounds - 1 for rollout in rollouts]
         tokens = sum(len(rollout.token_ids) for rollout in rollouts)
+        first, *intervals = received.intervals
         self.runs.append(
             {
-                "tokens_per_second": tokens / seconds,
+                "tokens_per_second": tokens / (ended - started),
                 "tokens_a_round": (tokens - len(rollouts)) / max(sum(rounds), 1),
                 "ms_a_round": 1e3 * statistics.median(received.intervals),
                 "host_ms_a_round": 1e3 * statistics.median(received.host),
+                "ms_to_first": 1e3 * first,
+                "ms_of_slowest": 1e3 * max(intervals, default=first),
+                "ms_behind_last": 1e3 * (ended - received.last),
             }
         )
 
@@ -67,14 +71,15 @@ class Arm:
         return statistics.median(run["tokens_per_second"] for run in self.runs)
 
     def figures(self) -> dict[str, Any]:
-        """All that was noted: every rate, and the medians of the rest."""
+        """All that was noted: of every run its rate and where it may have been held up, and the medians of the rest."""
         if not self.runs:
             return dict(self.shares)
+        every = ("tokens_per_second", "ms_to_first", "ms_of_slowest", "ms_behind_last")
         medians = {
             name: statistics.median(run[name] for run in self.runs)
             for name in ("tokens_a_round", "ms_a_round", "host_ms_a_round")
         }
-        return {"tokens_per_second": [run["tokens_per_second"] for run in self.runs], **medians, **self.shares}
+        return {**{name: [run[name] for run in self.runs] for name in every}, **medians, **self.shares}
 
     def time_rounds(self) -> None:
         """Note the share of a run in which the device was in a round's or a prompt's graph, by events."""
@@ -170,21 +175,20 @@ class HeldMemory:
 
 
 class receiving:
-    """When the host got each round's results, and how long it had waited for them, in seconds."""
+    """When the host got each round's results, and how long it had been at other things before, in seconds."""
 
     def __enter__(self) -> receiving:
         self.intervals: list[float] = []
         self.host: list[float] = []
-        self._receive, last = Ticket.receive, time.perf_counter()
+        self._receive, self.last = Ticket.receive, time.perf_counter()
 
         def receive(ticket: Ticket) -> Any:
-            nonlocal last
             asked = time.perf_counter()
             results = self._receive(ticket)
             got = time.perf_counter()
-            self.intervals.append(got - last)
-            self.host.append(asked - last)
-            last = got
+            self.intervals.append(got - self.last)
+            self.host.append(asked - self.last)
+            self.last = got
             return results
 
         Ticket.receive = receive  # type: ignore[method-assign]
