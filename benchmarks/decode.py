@@ -1,6 +1,6 @@
 """Tokens a second of the demo model: specmask's ordinary and speculative decoding beside transformers' generate.
 
-    python -m benchmarks.decode [--target demo] [--draft demo ...] [--tokens 128] [--repeats 5] [--device auto]
+    python -m benchmarks.decode [--target demo] [--draft demo demo-dflash] [--tokens 128] [--repeats 5] [--device auto]
                                [--results FOLDER]
 
 The arms alternate within a repeat, so a slow spell of the machine hits all of them; the median of the repeats counts.
@@ -32,7 +32,9 @@ def main() -> None:
     """Measure every arm, print a table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--draft", nargs="+", default=["demo"], help="one or several, each by its method")
+    parser.add_argument(
+        "--draft", nargs="+", default=["demo", "demo-dflash"], help="one or several, each by its method"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")

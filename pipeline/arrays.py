@@ -49,15 +49,15 @@ def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
 def send_all(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """Host arrays on the device in one copy, for which nobody waits."""
     parts = [np.ascontiguousarray(values) for values in arrays]
-    begins = np.cumsum([0, *(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]).tolist()
-    packed = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    *begins, end = np.cumsum([0, *(-(-part.nbytes // _ALIGNED) * _ALIGNED for part in parts)]).tolist()
+    packed = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
     room = packed.numpy()
-    for begin, part in zip(begins, parts, strict=False):
+    for begin, part in zip(begins, parts, strict=True):
         room[begin : begin + part.nbytes] = part.reshape(-1).view(np.uint8)
     there = packed.to(device, non_blocking=True)
     return [
         there[begin : begin + part.nbytes].view(torch.from_numpy(part).dtype).view(part.shape)
-        for begin, part in zip(begins, parts, strict=False)
+        for begin, part in zip(begins, parts, strict=True)
     ]
 
 

@@ -1,6 +1,6 @@
 """The engine on a CUDA device: ordinary and speculative decoding, recording in four ways, beside transformers itself.
 
-    python -m benchmarks.engine [--target demo] [--draft demo [NAME=FOLDER ...]] [--prompts FILE ...]
+    python -m benchmarks.engine [--target demo] [--draft demo NAME=FOLDER ...] [--prompts FILE ...]
                                 [--batches 8 32 1] [--tokens 256] [--temperatures 1 0] [--settings ...] [--repeats 3]
                                 [--compile] [--proposal auto] [--peer-batch 8] [--peer-tokens 256]
                                 [--no-compiled-peer] [--on-off-rounds 6] [--unbounded-rounds 6] [--soak 98304]
@@ -8,10 +8,11 @@
     python -m benchmarks.engine --table [--into FILE]
 
 Settings of an arm: "off": top-k 64 and top-p 0.95, nothing recorded; "top-K 32" and "top-K 128": supports of that many
-tokens recorded with their log-probabilities; "filtered": supports of top-p 0.95 on the 1,024 likeliest. A run asks as
-many of the demo's questions as there are slots and ignores EOS; with --prompts it asks twelve times as many prompts,
-one of each file in turn, and they end where they end. Sampled at temperature 1, the drafts proposed as `proposal` says
-("auto": drawn); greedy beside it. The first batch size runs at every temperature, the others at the first.
+tokens recorded with their log-probabilities; "filtered": supports of top-p 0.95 on the 1,024 likeliest. Every draft is
+an arm beside ordinary decoding; by default all that are shipped for the demo. A run asks as many of the demo's
+questions as there are slots and ignores EOS; with --prompts it asks twelve times as many prompts, one of each file in
+turn, and they end where they end. Sampled at temperature 1, the drafts proposed as `proposal` says ("auto": drawn);
+greedy beside it. The first batch size runs at every temperature, the others at the first.
 
 The arms of a batch size, a temperature and a setting run in turn, so a slow spell hits all of them; runs in which a
 shape was new don't count; a rate is the median of the others, prefill counted in. "ms a round" is the median time from

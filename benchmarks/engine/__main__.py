@@ -16,13 +16,16 @@ from benchmarks.engine.measure import Measurement
 from benchmarks.engine.plan import SETTINGS
 from benchmarks.engine.table import tables
 from benchmarks.report import RESULTS, insert_into
+from model_loaders.drafts.finding import DEMO_DRAFTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the lines, write the figures; how many parts failed."""
     parser = argparse.ArgumentParser(description=engine.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--draft", nargs="*", default=["demo"], metavar="[NAME=]DRAFT", help="as load_draft takes them")
+    parser.add_argument(
+        "--draft", nargs="*", default=list(DEMO_DRAFTS), metavar="[NAME=]DRAFT", help="as load_draft takes them"
+    )
     parser.add_argument("--prompts", type=Path, nargs="*", default=[], metavar="FILE", help="data sets to decode")
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 32, 1])
     parser.add_argument("--tokens", type=int, default=256)

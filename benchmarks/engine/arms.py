@@ -79,7 +79,7 @@ class Arm:
             name: statistics.median(run[name] for run in self.runs)
             for name in ("tokens_a_round", "ms_a_round", "host_ms_a_round")
         }
-        return {**{name: [run[name] for run in self.runs] for name in every}, **medians, **self.shares}
+        return {name: [run[name] for run in self.runs] for name in every} | medians | self.shares
 
     def time_rounds(self) -> None:
         """Note the share of a run in which the device was in a round's or a prompt's graph, by events."""

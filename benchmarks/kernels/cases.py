@@ -72,9 +72,9 @@ QUICK_SHAPES = tuple(shape for shape in _FLAT if shape.vocabulary == 248_320 and
 QUICK_SETTINGS = SETTINGS[:3]
 
 
-def against_peers(shape: Shape, setting: Setting) -> bool:
+def against_peers(shape: Shape) -> bool:
     """Whether the peers run too."""
-    return setting.top_p == 0.95 and not shape.peaked
+    return not shape.peaked
 
 
 @dataclass(frozen=True)

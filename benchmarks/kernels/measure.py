@@ -64,10 +64,10 @@ class Bench:
         with self.timer.active():
             reference = Reference(sets[0], setting)
             case["specmask"] = _attempt(lambda: self._ours(shape, setting, sets, reference))
-            if self.peers and against_peers(shape, setting):
+            if self.peers and against_peers(shape):
                 arm = lambda one: in_torch.TorchRound(shape, setting, one)  # noqa: E731
                 case["torch"] = _attempt(lambda: self._peer(in_torch.STAGES, arm, sets, reference))
-            if self.flashinfer is not None and against_peers(shape, setting) and setting.top_k:
+            if self.flashinfer is not None and against_peers(shape) and setting.top_k:
                 for name, order in zip(FLASHINFER, in_flashinfer.ORDERS, strict=True):
                     case[name] = _attempt(lambda order=order: self._flashinfer(shape, setting, sets, reference, order))
         return case

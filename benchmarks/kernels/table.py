@@ -74,15 +74,13 @@ def _times_faster(cases: list[dict[str, Any]]) -> list[str]:
         last = _last(case["specmask"])
         peers = {peer: time for peer in _PEERS if (time := _last(case.get(peer, {})))}
         in_torch = peers.pop("torch", None)
-        faster = [f"{time / last:.1f}" if time and last else _ABSENT for time in (_least(peers), in_torch)]
+        faster = [
+            f"{time / last:.1f}" if time and last else _ABSENT for time in (min(peers.values(), default=None), in_torch)
+        ]
         return " / ".join(faster)
 
     measured = [case for case in cases if any(_last(case.get(peer, {})) for peer in _PEERS)]
     return _grid("times faster than FlashInfer / torch", measured, cell) if measured else []
-
-
-def _least(peers: dict[str, float]) -> float | None:
-    return min(peers.values(), default=None)
 
 
 def _grid(title: str, cases: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]) -> list[str]:

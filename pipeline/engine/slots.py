@@ -73,9 +73,10 @@ class Slots:
     def __init__(self, num_slots: int, width: int, device: torch.device):
         self.num_slots, self.width, self.device = num_slots, width, device
         repeats = sorted({1, max(width - 1, 1), width})
-        sizes = [2 * _LONGS, _INTS, *(_POLICY * rows for rows in repeats)]
-        self._words = torch.zeros(sum(sizes) * num_slots, dtype=torch.int32, device=device)
-        longs, ints, *policies = self._words.split([size * num_slots for size in sizes])
+        kinds = [(_LONGS, 2), (_INTS, 1), *((_POLICY, rows) for rows in repeats)]  # fields, words of each
+        sizes = [fields * words * num_slots for fields, words in kinds]
+        self._words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        longs, ints, *policies = self._words.split(sizes)
         self._longs = longs.view(torch.int64).view(_LONGS, num_slots)
         self._ints = ints.view(_INTS, num_slots)
         # Temperature, top_k, top_p and min_p: their bits.
@@ -86,12 +87,12 @@ class Slots:
             bits[2].view(torch.float32).fill_(1.0)
         self._wanted = torch.zeros(num_slots, dtype=torch.bool, device=device)
         # Where a slot's words are, [S, words a slot], and which policy word each of the last is.
-        places, begin = [], 0
-        for fields, words in ((_LONGS, 2), (_INTS, 1), *((_POLICY, rows) for rows in repeats)):
-            there = begin + np.arange(fields * num_slots * words).reshape(fields, num_slots, words)
-            places.append(there.transpose(1, 0, 2).reshape(num_slots, -1))
-            begin += there.size
-        self._places = np.concatenate(places, 1)
+        parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        by_slot = [
+            part.reshape(fields, num_slots, words).swapaxes(0, 1).reshape(num_slots, -1)
+            for part, (fields, words) in zip(parts, kinds, strict=True)
+        ]
+        self._places = np.concatenate(by_slot, 1)
         self._repeated = np.concatenate([np.repeat(np.arange(_POLICY), rows) for rows in repeats])
 
     def write(self, slots: Mapping[int, Slot]) -> None:
